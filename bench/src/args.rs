@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
-use zbelastic_consensus::plan::STAGES_MAX;
+use zbelastic_consensus::job::STAGES_MAX;
 use zbelastic_schedule::ScheduleKind;
 use zbelastic_wording::parse_duration_above_zero;
 

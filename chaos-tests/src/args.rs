@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use crate::campaign::LifeTicket;
+use crate::case::LifeTicket;
 use crate::options::ComputeModelKind;
 
 /// Lives if nothing is said: a few seconds.

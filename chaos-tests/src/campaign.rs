@@ -3,99 +3,17 @@
 //! A life knows nothing of the others, so the same tickets come to the same report on any number of
 //! threads.
 
-use std::fmt;
 use std::num::NonZeroUsize;
 
-use crate::case::LifeCase;
-use crate::failure::LifeFailure;
-use crate::life::live;
-use crate::log::EventLog;
-use crate::options::ComputeModelKind;
-use crate::quiet::quietly;
+use crate::case::{LifeCase, LifeTicket};
+use crate::life::LifeResult;
 use crate::report::{CampaignReport, FailedLife};
 use crate::shrink::{ShrunkCase, shrink};
 use crate::worker_threads::share_out;
-use crate::world::LifeOutcome;
 
 /// Failures that are shrunk and written after a campaign, different ones first: more are seldom
 /// looked at.
 pub const FAILURES_SHRUNK: usize = 8;
-
-/// A seed that is to be lived.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LifeTicket {
-    /// The seed from which the case of the life is drawn.
-    pub seed: u64,
-    /// The compute model of the life.
-    pub model: ComputeModelKind,
-}
-
-impl LifeTicket {
-    /// The case that it is lived from.
-    #[must_use]
-    pub fn case(self) -> LifeCase {
-        LifeCase::draw(self.seed, self.model)
-    }
-
-    /// The name of the file that its failure is written to.
-    #[must_use]
-    pub fn file_name(self) -> String {
-        format!("seed-{}-{}.json", self.seed, self.model_name())
-    }
-
-    const fn model_name(self) -> &'static str {
-        match self.model {
-            ComputeModelKind::Digest => "digest",
-            ComputeModelKind::Float => "float",
-        }
-    }
-}
-
-impl fmt::Display for LifeTicket {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "seed {} {}", self.seed, self.model_name())
-    }
-}
-
-/// A life that was lived.
-#[derive(Clone, Debug)]
-pub struct LifeResult {
-    /// The outcome of the life.
-    pub outcome: LifeOutcome,
-    /// The digest of its log.
-    pub digest: u64,
-}
-
-impl LifeResult {
-    /// Lives a case. A panic in it is a failure, and prints nothing.
-    #[must_use]
-    pub fn of(case: &LifeCase) -> Self {
-        let mut log = EventLog::quiet();
-        let outcome = quietly(|| live(case, &mut log));
-        Self { outcome, digest: log.digest() }
-    }
-
-    /// This life, which failed if another of the same case was not the same.
-    #[must_use]
-    pub fn same_as(mut self, other: &Self) -> Self {
-        let failure = &self.outcome.failure;
-        let other_failure = &other.outcome.failure;
-        if self.digest != other.digest || failure != other_failure {
-            let name = |failure: &Option<LifeFailure>| {
-                failure.as_ref().map_or_else(|| "passed".to_owned(), ToString::to_string)
-            };
-            let message = format!(
-                "digest {:016x}, {}; the second time {:016x}, {}",
-                self.digest,
-                name(failure),
-                other.digest,
-                name(other_failure)
-            );
-            self.outcome.failure = Some(LifeFailure::non_determinism(message));
-        }
-        self
-    }
-}
 
 /// How lives are lived.
 #[derive(Clone, Copy)]

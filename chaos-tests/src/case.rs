@@ -1,5 +1,6 @@
 //! A life that can be lived again.
 
+use std::fmt;
 use std::fs;
 use std::path::Path;
 
@@ -7,12 +8,10 @@ use serde::{Deserialize, Serialize};
 use zbelastic_trainer::plan::LaneError;
 
 use crate::faults::{TimedFault, draw_faults};
-use crate::options::{ComputeModelKind, LifeOptions};
+use crate::options::{ComputeModelKind, LifeOptions, OP_US_LEAST};
 
 /// The version of the file.
 const FORMAT_VERSION: u32 = 1;
-/// The duration of the shortest operation of a life.
-pub(crate) const OP_US_LEAST: u64 = 1_000;
 /// The duration of the shortest sync of a disk.
 const SYNC_US_LEAST: u64 = 200;
 
@@ -27,6 +26,42 @@ pub struct LifeCase {
     pub options: LifeOptions,
     /// The faults, in order.
     pub faults: Vec<TimedFault>,
+}
+
+/// A seed that is to be lived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LifeTicket {
+    /// The seed from which the case of the life is drawn.
+    pub seed: u64,
+    /// The compute model of the life.
+    pub model: ComputeModelKind,
+}
+
+impl LifeTicket {
+    /// The case that it is lived from.
+    #[must_use]
+    pub fn case(self) -> LifeCase {
+        LifeCase::draw(self.seed, self.model)
+    }
+
+    /// The name of the file that its failure is written to.
+    #[must_use]
+    pub fn file_name(self) -> String {
+        format!("seed-{}-{}.json", self.seed, self.model_name())
+    }
+
+    const fn model_name(self) -> &'static str {
+        match self.model {
+            ComputeModelKind::Digest => "digest",
+            ComputeModelKind::Float => "float",
+        }
+    }
+}
+
+impl fmt::Display for LifeTicket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "seed {} {}", self.seed, self.model_name())
+    }
 }
 
 /// Why a case cannot be read or written.

@@ -8,11 +8,11 @@ use std::thread;
 use std::time::Duration;
 
 use crate::args::{SimArgs, SimTask, WorldChoice};
-use crate::campaign::{Campaign, FAILURES_SHRUNK, LifeResult, LifeTicket};
-use crate::case::{CaseError, LifeCase};
+use crate::campaign::{Campaign, FAILURES_SHRUNK};
+use crate::case::{CaseError, LifeCase, LifeTicket};
 use crate::failure::LifeFailure;
 use crate::housekeeping;
-use crate::life::live;
+use crate::life::{LifeResult, live};
 use crate::log::EventLog;
 use crate::report::{CampaignEnding, CampaignReport};
 use crate::shrink::ShrunkCase;

@@ -11,7 +11,7 @@ use zbelastic_types::{Digest, LayerId, MicrobatchIndex, SliceIndex, Step};
 use crate::digest_model::{
     DigestGradient, DigestLayerState, DigestShape, DigestSource, passes, tokens,
 };
-use crate::reference::ReferenceSums;
+use crate::reference_sums::ReferenceSums;
 
 /// The addends of a step's gradients.
 #[derive(Clone, Copy, Debug)]

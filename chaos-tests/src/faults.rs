@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::crash_points::CrashPoint;
+use crate::machine_traces::{ChurnBatch, churn};
 use crate::options::{FaultClass, LifeOptions};
 use crate::random::{DrawPurpose, Draws};
 
@@ -241,10 +242,27 @@ pub fn draw_faults(seed: u64, options: &LifeOptions) -> Vec<TimedFault> {
         });
     }
     if options.has(FaultClass::Churn) {
-        faults.extend(crate::machine_traces::churn(&mut draws, options));
+        faults.extend(draw_trace(&mut draws, options));
     }
     faults.sort_by_key(|timed| timed.at_us);
     faults
+}
+
+/// The joins and losses of a window of a trace.
+fn draw_trace(draws: &mut Draws, options: &LifeOptions) -> Vec<TimedFault> {
+    let batches = churn(draws, options);
+    let contiguous = draws.chance(0.5);
+    let timed = batches.map(|ChurnBatch { at_us, count, is_join }| {
+        let fault = if is_join {
+            SimulatedFault::Join { count }
+        } else {
+            // The trace shows when a machine came back; here that is a join of its own.
+            let down_us = options.storm_us;
+            SimulatedFault::CrashWorkers { draw: draws.number(), count, contiguous, down_us }
+        };
+        TimedFault { at_us, fault }
+    });
+    timed.collect()
 }
 
 /// Whether a class is injected at drawn times, and not at every message.

@@ -21,7 +21,7 @@ use zbelastic_types::{ChunkIndex, Digest, LayerId, SliceIndex, StageIndex, Step}
 
 use crate::bug::{self, Bug};
 use crate::numeric_faults::NumericFaults;
-use crate::reference::ReferenceSums;
+use crate::reference_sums::ReferenceSums;
 
 /// Makes a device of one thread.
 pub type CpuBackendFactory = fn(DeviceUse) -> CpuBackend;

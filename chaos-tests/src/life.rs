@@ -30,13 +30,10 @@ use crate::float_model::{CpuBackendFactory, FloatModel, FloatReference, one_thre
 use crate::log::EventLog;
 use crate::markers::Markers;
 use crate::options::{ComputeModelKind, LifeOptions};
+use crate::quiet::quietly;
 use crate::reference::LifeReference;
+use crate::ticks::{LOST_AFTER_TICKS, SETTLE_TICKS};
 use crate::world::{LifeOutcome, LifeSetup, World};
-
-/// Ticks without a heartbeat until a leader of a life declares a member lost.
-pub(crate) const LOST_AFTER_TICKS: u32 = 24;
-/// Ticks that it waits for more members when one joins.
-const SETTLE_TICKS: u32 = 8;
 
 /// The usual norm of a float life's gradient, so that a share of it clips now and then.
 const FLOAT_NORM: f64 = 1.0;
@@ -63,6 +60,46 @@ pub fn live(case: &LifeCase, log: &mut EventLog) -> LifeOutcome {
             events: 0,
         }
     })
+}
+
+/// A life that was lived.
+#[derive(Clone, Debug)]
+pub struct LifeResult {
+    /// The outcome of the life.
+    pub outcome: LifeOutcome,
+    /// The digest of its log.
+    pub digest: u64,
+}
+
+impl LifeResult {
+    /// Lives a case. A panic in it is a failure, and prints nothing.
+    #[must_use]
+    pub fn of(case: &LifeCase) -> Self {
+        let mut log = EventLog::quiet();
+        let outcome = quietly(|| live(case, &mut log));
+        Self { outcome, digest: log.digest() }
+    }
+
+    /// This life, which failed if another of the same case was not the same.
+    #[must_use]
+    pub fn same_as(mut self, other: &Self) -> Self {
+        let failure = &self.outcome.failure;
+        let other_failure = &other.outcome.failure;
+        if self.digest != other.digest || failure != other_failure {
+            let name = |failure: &Option<LifeFailure>| {
+                failure.as_ref().map_or_else(|| "passed".to_owned(), ToString::to_string)
+            };
+            let message = format!(
+                "digest {:016x}, {}; the second time {:016x}, {}",
+                self.digest,
+                name(failure),
+                other.digest,
+                name(other_failure)
+            );
+            self.outcome.failure = Some(LifeFailure::non_determinism(message));
+        }
+        self
+    }
 }
 
 fn live_digest(case: &LifeCase, log: &mut EventLog) -> LifeOutcome {

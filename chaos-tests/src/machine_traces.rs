@@ -4,7 +4,6 @@
 //! window of one of them, compresses its time into its storm, and scales the batches down to its
 //! own number of machines.
 
-use crate::faults::{SimulatedFault, TimedFault};
 use crate::options::LifeOptions;
 use crate::random::Draws;
 
@@ -59,29 +58,31 @@ pub fn parse(text: &str) -> Result<Vec<MachineCountChange>, MachineTraceError> {
     Ok(batches)
 }
 
-/// The churn of a life: a window of a trace as joins and losses.
-#[must_use]
-pub fn churn(draws: &mut Draws, options: &LifeOptions) -> Vec<TimedFault> {
+/// Machines of a life that come or go at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChurnBatch {
+    /// Microseconds since the storm began.
+    pub at_us: u64,
+    /// Number of machines.
+    pub count: u32,
+    /// Whether they come; else they go.
+    pub is_join: bool,
+}
+
+/// The churn of a life: a window of a trace, in the time of its storm and for its number of machines.
+pub fn churn(draws: &mut Draws, options: &LifeOptions) -> impl Iterator<Item = ChurnBatch> + use<> {
     let (name, text, nodes) = draws.pick(&TRACES);
     let batches = parse(text).unwrap_or_else(|error| panic!("{name}: {error}"));
     let end = batches.last().map_or(0, |batch| batch.at_s);
     let from = draws.below(end.saturating_sub(WINDOW_S).max(1));
-    let contiguous = draws.chance(0.5);
+    let storm_us = options.storm_us;
     let scale = f64::from(options.workers) / nodes;
-    let within = batches.iter().filter(|b| (from..from + WINDOW_S).contains(&b.at_s));
-    let timed = within.map(|batch| {
-        let at_us = (batch.at_s - from) * options.storm_us / WINDOW_S;
-        let count = ((batch.change.unsigned_abs() as f64 * scale).round() as u32).max(1);
-        let fault = if batch.change > 0 {
-            SimulatedFault::Join { count }
-        } else {
-            // The trace shows when a machine came back; here that is a join of its own.
-            let down_us = options.storm_us;
-            SimulatedFault::CrashWorkers { draw: draws.number(), count, contiguous, down_us }
-        };
-        TimedFault { at_us, fault }
-    });
-    timed.collect()
+    let within = batches.into_iter().filter(move |b| (from..from + WINDOW_S).contains(&b.at_s));
+    within.map(move |batch| ChurnBatch {
+        at_us: (batch.at_s - from) * storm_us / WINDOW_S,
+        count: ((batch.change.unsigned_abs() as f64 * scale).round() as u32).max(1),
+        is_join: batch.change > 0,
+    })
 }
 
 #[cfg(test)]

@@ -6,8 +6,7 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use zbelastic_consensus::job::WindowPolicy;
-use zbelastic_consensus::plan::STAGES_MAX;
+use zbelastic_consensus::job::{STAGES_MAX, WindowPolicy};
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::MicrobatchShape;
@@ -16,6 +15,9 @@ use zbelastic_trainer::plan::{BatchShape, LaneCount, ReplicaCount, SliceBalance}
 use crate::random::{DrawPurpose, Draws};
 use crate::speed_drift::SpeedDrift;
 use crate::work_durations::WorkDurations;
+
+/// The duration of the shortest operation of a life.
+pub(crate) const OP_US_LEAST: u64 = 1_000;
 
 /// The compute model of a life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -430,7 +432,7 @@ impl LifeOptions {
             self.checkpoint_every = self.checkpoint_every.min(LARGE_STEPS);
         }
         let op_us = op_us_max(training_us, self.steps, workers, self.microbatches);
-        self.op_us_max = op_us.max(crate::case::OP_US_LEAST);
+        self.op_us_max = op_us.max(OP_US_LEAST);
     }
 
     /// Whether a class of faults is there.

@@ -9,7 +9,7 @@ use zbelastic_trainer::plan::MemoryPolicy;
 use zbelastic_trainer::stage::StageSetup;
 
 use crate::options::LifeOptions;
-use crate::world::TICK_US;
+use crate::ticks::TICK_US;
 
 /// Ticks after which an operation of a life hangs, where none is long.
 const OP_TICKS_MAX: u32 = 40;

@@ -5,15 +5,7 @@ use zbelastic_types::{Digest, Step};
 
 use crate::digest_reference::DigestReference;
 use crate::float_model::FloatReference;
-
-/// The sums of a step that nothing disturbs.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ReferenceSums {
-    /// The sum of squares.
-    pub square_sum: f64,
-    /// The sum of losses.
-    pub loss_sum: f64,
-}
+use crate::reference_sums::ReferenceSums;
 
 /// A serial run, as far as steps are sealed.
 pub enum LifeReference {

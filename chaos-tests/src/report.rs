@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use crate::campaign::{LifeResult, LifeTicket};
+use crate::case::LifeTicket;
 use crate::crash_points::{CrashPoint, CrashPointCounts};
 use crate::failure::{FailureKind, Invariant, LifeFailure};
+use crate::life::LifeResult;
 use crate::markers::{Marker, Markers};
 use crate::options::ComputeModelKind;
 

@@ -51,8 +51,6 @@ use crate::reference::LifeReference;
 use crate::store::PieceKey;
 use crate::work_durations::{BEAT_US, LONG_US_MAX};
 
-/// A tick of a clock that is right, in microseconds.
-pub const TICK_US: u64 = 50_000;
 /// Between two looks of the operator of the cluster.
 const ADMIN_US: u64 = 500_000;
 /// After the storm, how long no step may be sealed for good.

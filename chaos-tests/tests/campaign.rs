@@ -5,8 +5,9 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 use std::thread;
 
-use chaos_tests::campaign::{Campaign, LifeResult, LifeTicket};
-use chaos_tests::case::LifeCase;
+use chaos_tests::campaign::Campaign;
+use chaos_tests::case::{LifeCase, LifeTicket};
+use chaos_tests::life::LifeResult;
 use chaos_tests::markers::Marker;
 use chaos_tests::options::ComputeModelKind;
 use chaos_tests::report::{CampaignEnding, CampaignReport, LIVES_FOR_MARKERS};

@@ -187,59 +187,6 @@ impl DatabaseFault {
     }
 }
 
-/// Why a log cannot be opened, read or written.
-#[derive(Debug, Error)]
-pub enum LogError {
-    /// An operation on a file failed.
-    #[error(transparent)]
-    File(#[from] FileFault),
-    /// The database of the log failed.
-    #[error("the log in {}: {fault}", folder.display())]
-    Database {
-        /// Path of the folder that failed.
-        folder: PathBuf,
-        /// The fault of the database.
-        #[source]
-        fault: DatabaseFault,
-    },
-    /// A record is not there although others around it are.
-    #[error("record {expected} is missing, the next one there is {found}")]
-    Gap {
-        /// The record that should follow.
-        expected: u64,
-        /// The record that does.
-        found: u64,
-    },
-    /// A number that is not one of a record.
-    #[error("record {found}, there are those from {first} up to {next}")]
-    NoRecord {
-        /// The requested record number.
-        found: u64,
-        /// The first record there is.
-        first: u64,
-        /// The number after the last one.
-        next: u64,
-    },
-    /// A record that is too long.
-    #[error("a record of {found} bytes, at most {}", crate::log::RECORD_BYTES_MAX)]
-    TooLong {
-        /// Bytes that were passed in.
-        found: usize,
-    },
-}
-
-impl LogError {
-    /// Whether the disk or the user's share of it is full.
-    #[must_use]
-    pub fn is_full(&self) -> bool {
-        match self {
-            Self::File(fault) => fault.is_full(),
-            Self::Database { fault, .. } => fault.is_full(),
-            Self::Gap { .. } | Self::NoRecord { .. } | Self::TooLong { .. } => false,
-        }
-    }
-}
-
 /// Why an operation of a store failed.
 #[derive(Debug, Error)]
 pub enum CheckpointStoreError {

@@ -7,6 +7,7 @@
 //! on.
 
 mod chunk_uses;
+mod verify;
 mod writing;
 
 use std::collections::BTreeSet;
@@ -87,19 +88,7 @@ impl<I: Index> FolderStore<I> {
         &self.folder
     }
 
-    pub(crate) fn index(&self) -> &I {
-        &self.index
-    }
-
-    pub(crate) fn chunks(&self) -> &ChunkFolder {
-        &self.chunks
-    }
-
-    pub(crate) fn buffers(&self) -> &Buffers {
-        &self.buffers
-    }
-
-    pub(crate) fn failed(&self, fault: DatabaseFault) -> CheckpointStoreError {
+    fn failed(&self, fault: DatabaseFault) -> CheckpointStoreError {
         CheckpointStoreError::Index { folder: self.folder.clone(), fault }
     }
 
@@ -155,7 +144,7 @@ impl<I: Index> FolderStore<I> {
 }
 
 /// The damage of a chunk that holds something else.
-pub(crate) fn damage(
+fn damage(
     index: usize,
     expected: ChunkHash,
     expected_bytes: u64,
@@ -335,7 +324,7 @@ impl<I: Index> CheckpointStore for FolderStore<I> {
     }
 
     fn verify(&self) -> Result<Verification, CheckpointStoreError> {
-        crate::folder_verify::verify(self)
+        verify::verify(self)
     }
 }
 

@@ -2,8 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::error::LogError;
-use crate::log::{RecordLog, check_lengths, check_number};
+use crate::log::{LogError, RecordLog, check_lengths, check_number};
 
 /// A log in memory: for tests, and the model that others are compared with.
 #[derive(Clone, Debug, Default)]

@@ -5,10 +5,10 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::error::{DatabaseFault, LogError};
+use crate::error::DatabaseFault;
 use crate::files::FileSystem;
 use crate::index::{Index, IndexChange};
-use crate::log::{RecordLog, check_lengths, check_number};
+use crate::log::{LogError, RecordLog, check_lengths, check_number};
 use crate::sled_database::SledDatabase;
 use crate::sled_rows::bad_row;
 

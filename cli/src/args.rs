@@ -213,7 +213,7 @@ fn short(text: &str) -> Result<String, String> {
 }
 
 /// Workers of one machine: more than it has cores, and few enough to be planned for in a second.
-pub const WORKERS_MAX: i64 = zbelastic_consensus::plan::STAGES_MAX as i64;
+pub const WORKERS_MAX: i64 = zbelastic_consensus::job::STAGES_MAX as i64;
 /// Threads of a worker: far more than a machine has cores, and few enough to be started.
 const THREADS_MAX: i64 = 64;
 /// Longest window of a token store that is shown or evaluated, in tokens.

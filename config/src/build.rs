@@ -1,5 +1,7 @@
 //! From settings to a validated run: the conversion, and the checks between keys.
 
+mod stores;
+
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,29 +16,21 @@ use zbelastic_trainer::plan::{
 use zbelastic_types::Bytes;
 
 use super::BOUNDARY_BYTES_MAX;
+use super::assignment::EffectiveSetting;
 use super::freeze::freeze;
 use super::key::Key;
 use super::lora::{adapt, adapters_folder};
 use super::memory::ops_of_names;
-use super::problem::{ConfigProblem, EffectiveSetting};
+use super::problem::ConfigProblem;
 use super::reader::SettingsReader;
-use super::settings::ConfigSettings;
-use super::tokens::tokens_config;
+use super::settings::{ConfigOrigin, ConfigSettings};
 use super::words::OptimizerChoice;
 use super::{
     ArithmeticConfig, AsyncConfig, CheckpointConfig, DeviceChoice, ElasticConfig, MemoryConfig,
     PrecisionChoice, RunConfig, ScheduleChoice, WeightSource,
 };
 
-/// Whether a run is yet to begin, or began with this configuration.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ConfigOrigin {
-    /// It is yet to begin: the stores that it names are read and checked.
-    New,
-    /// It began: its stores and the folder of its model were checked, and may be elsewhere by now.
-    /// The vocabulary and the shape of the model are among the keys.
-    Recorded,
-}
+pub(super) use stores::tokens_config;
 
 /// The run that `settings` describe.
 ///

@@ -5,10 +5,11 @@ use zbelastic_trainer::model::{AttentionBias, ModelConfig, RopeScaling};
 use zbelastic_trainer::optimizer::OptimizerKind;
 use zbelastic_wording::duration_word;
 
+use super::assignment::{Setting, SettingOrigin};
 use super::key::{Key, KeyDefault, SECTIONS};
 use super::kind::size_text;
 use super::memory::names_of_ops;
-use super::settings::{ConfigSettings, Setting, SettingOrigin};
+use super::settings::ConfigSettings;
 use super::value::ConfigValue;
 use super::words::{ConfigWord, OptimizerChoice, RopeScalingKind};
 use super::{RunConfig, WeightSource};

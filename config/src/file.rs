@@ -9,10 +9,11 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 use zbelastic_types::Bytes;
 
+use super::assignment::{Assignment, Setting, SettingOrigin};
+use super::find_key::{find_in_section, nearest_key};
 use super::key::{Key, SECTIONS};
 use super::nearest::nearest;
 use super::problem::ConfigProblem;
-use super::settings::{Assignment, Setting, SettingOrigin, find_in_section, nearest_key};
 use super::value::ConfigValue;
 
 /// Bytes of a configuration at most. A longer file is not read any further.

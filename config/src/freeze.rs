@@ -2,14 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use zbelastic_trainer::model::{
-    FreezeError, LayerSpec, ModelConfig, NamePatternError, frozen_tensors, model_layers,
-};
-use zbelastic_wording::FailureDetail;
+use zbelastic_trainer::model::{FreezeError, LayerSpec, ModelConfig, frozen_tensors, model_layers};
 
+use super::assignment::SettingOrigin;
 use super::nearest::nearest_few;
 use super::problem::ConfigProblem;
-use super::settings::SettingOrigin;
 
 /// Names that are suggested for a pattern that matches none.
 const SUGGESTIONS_MAX: usize = 4;
@@ -55,33 +52,4 @@ fn near_names(model: &ModelConfig, error: &FreezeError) -> Vec<String> {
     }
     let near = nearest_few(pattern, names, SUGGESTIONS_MAX);
     near.into_iter().map(str::to_owned).collect()
-}
-
-/// What may be written in place of what is no pattern; `names` says what there is.
-pub fn pattern_hint(error: &NamePatternError, names: &str) -> String {
-    match error {
-        NamePatternError::EmptyPart { .. } => names.to_owned(),
-        NamePatternError::Range { first, last, .. } => format!("{last}-{first}"),
-    }
-}
-
-/// What is wrong with a pattern, or with all of them.
-pub fn freeze_detail(at: &SettingOrigin, error: &FreezeError, near: &[String]) -> FailureDetail {
-    const ALL_NAMES: &str = "parts of embed, layers.0-7.attn.q, layers.*.mlp.up.bias, norm, head";
-    let detail = FailureDetail::new(format!("train.freeze: {error}")).at(at.to_string());
-    match error {
-        FreezeError::NoTensor { .. } => {
-            let why = "the family, the number of layers and what is tied decide which tensors there \
-                       are; a tied head is frozen with embed";
-            let hint = match near {
-                [] => ALL_NAMES.to_owned(),
-                near => near.join(", "),
-            };
-            detail.why(why).hint(hint)
-        }
-        FreezeError::Pattern(error) => detail.hint(pattern_hint(error, ALL_NAMES)),
-        FreezeError::Everything { .. } => {
-            detail.why("nothing would be left to train").hint("leave a pattern out")
-        }
-    }
 }

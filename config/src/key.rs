@@ -4,8 +4,7 @@
 //! here. A key's documentation is its meaning as `config schema` prints it.
 
 use zbelastic_consensus::checkpoint::CHECKPOINTS_MAX;
-use zbelastic_consensus::job::{CHECKPOINT_EVERY_MAX, COPIES_MAX};
-use zbelastic_consensus::plan::STAGES_MAX;
+use zbelastic_consensus::job::{CHECKPOINT_EVERY_MAX, COPIES_MAX, STAGES_MAX};
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_data::window::Packing;
 use zbelastic_policy::tick::{HEARTBEAT_MS, HEARTBEATS_LEAST};
@@ -15,8 +14,7 @@ use zbelastic_trainer::optimizer::{LrDecay, WeightDecayScope};
 use zbelastic_trainer::plan::{LaneCount, ReplicaCount, SliceBalance};
 
 use super::kind::{NumberRange, ValueKind};
-use super::presets::preset_names;
-use super::words::{OptimizerChoice, RopeScalingKind, words};
+use super::words::{OptimizerChoice, PresetName, RopeScalingKind, words};
 use super::{
     DeviceChoice, NoticePolicy, OffloadMode, OffloadStore, PipeDreamSync, PrecisionChoice,
     RECOMPUTE_OPS, RecomputeMode, RecomputePasses, ReplanPolicy, ScheduleChoice, WindowChoice,
@@ -110,7 +108,7 @@ const HELD_OUT_MAX: f64 = 0.9;
 
 keys! {
     /// A model with its usual batch, by name; keys beside it override single values.
-    Preset: "model.preset", Word(preset_names), Described("\"quickstart\" without a CONFIG, else none");
+    Preset: "model.preset", Word(words::<PresetName>), Described("\"quickstart\" without a CONFIG, else none");
     /// A folder of Hugging Face's format, config.json and safetensors, to take shape and weights from.
     FromHf: "model.from_hf", Text, Described("none");
     /// The family: gpt2 (LayerNorm, learned positions, GELU) or llama (RMSNorm, rotary, SwiGLU).

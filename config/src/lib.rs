@@ -9,10 +9,12 @@
 //! schedule `auto` becomes is decided by the planner.
 
 mod arithmetic;
+mod assignment;
 mod asynchronous;
 mod build;
 mod effective;
 mod file;
+mod find_key;
 mod freeze;
 mod injections;
 mod key;
@@ -40,6 +42,7 @@ mod wording;
 mod words;
 
 pub use arithmetic::{ArithmeticConfig, DeviceChoice, PrecisionChoice};
+pub use assignment::{Setting, SettingOrigin};
 pub use asynchronous::{AsyncConfig, PipeDreamSync};
 pub use injections::{check_injections, load_with_injections, parse_injections};
 pub use key::{Key, KeyDefault, KeySpec, SECTIONS};
@@ -52,7 +55,7 @@ pub use nodes::{NODES_MAX, NetworkSpec, NodeSpec, read_nodes};
 pub use note::{BYTE_VALUES, ConfigNote};
 pub use plan_failure::plan_failure;
 pub use presets::{PRESET_DEFAULT, PRESETS, Preset};
-pub use settings::{ConfigFlag, ConfigSettings, ConfigSources, Setting, SettingOrigin, flag_value};
+pub use settings::{ConfigFlag, ConfigSettings, ConfigSources, flag_value};
 pub use steps::{check_cluster_can_run, check_needs_no_steps};
 pub use tokens::{BYTES_TOKENIZER, StoreShare, TokensConfig, TokensError};
 pub use value::ConfigValue;
@@ -72,8 +75,8 @@ use zbelastic_trainer::stage::{InitialWeights, StageSetup};
 use zbelastic_types::Bytes;
 use zbelastic_wording::CommandFailure;
 
-use build::ConfigOrigin;
 use problem::ConfigProblem;
+use settings::ConfigOrigin;
 
 /// Bytes that a boundary tensor may have: those of a frame. It is not cut: the stage that waits for
 /// it has nothing else to do, and a smaller microbatch makes it smaller.

@@ -1,20 +1,16 @@
-//! `lora.*`: low-rank adapters for the model, and what is wrong with them.
+//! `lora.*`: low-rank adapters for the model.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use zbelastic_trainer::hf::{ADAPTER_CONFIG, PeftAdapters, parse_adapter_config};
-use zbelastic_trainer::model::{
-    Family, LoraError, LoraInit, LoraScaling, LoraSettings, ModelConfig,
-};
-use zbelastic_wording::FailureDetail;
+use zbelastic_trainer::model::{Family, LoraInit, LoraScaling, LoraSettings, ModelConfig};
 
-use super::build::ConfigOrigin;
-use super::freeze::pattern_hint;
 use super::key::Key;
 use super::problem::ConfigProblem;
 use super::reader::SettingsReader;
-use super::settings::SettingOrigin;
+use super::settings::ConfigOrigin;
+use super::wording::lora_key;
 use super::words::ConfigWord;
 
 /// Keys that say something of adapters, which `lora.rank` asks for.
@@ -137,75 +133,8 @@ pub fn adapt(
         Err(errors) => {
             let is_of_folder = adapters_folder(reader).is_some();
             let at = |key| if is_of_folder { Key::LoraFrom } else { key };
-            let problem = |error| ConfigProblem::Lora { at: origin(at(key_of(&error))), error };
+            let problem = |error| ConfigProblem::Lora { at: origin(at(lora_key(&error))), error };
             Err(errors.into_iter().map(problem).collect())
         }
     }
-}
-
-/// The key whose value an error is about.
-const fn key_of(error: &LoraError) -> Key {
-    match error {
-        LoraError::RankZero | LoraError::RankLarge { .. } => Key::LoraRank,
-        LoraError::Alpha { .. } => Key::LoraAlpha,
-        LoraError::NoTarget | LoraError::Pattern(_) | LoraError::NoModule { .. } => {
-            Key::LoraTargets
-        }
-    }
-}
-
-/// What is wrong with adapters.
-pub fn lora_detail(at: &SettingOrigin, error: &LoraError) -> FailureDetail {
-    const SOME: &str = "ends of modules' names, as q_proj, mlp.c_proj, layers.0-7.self_attn.v_proj; or \
-                        all-linear";
-    let name = key_of(error).name();
-    let detail = FailureDetail::new(format!("{name}: {error}")).at(at.to_string());
-    match error {
-        LoraError::RankZero => detail.hint("8, or no lora.rank for no adapters"),
-        LoraError::RankLarge { outputs, inputs, .. } => detail
-            .why("an adapter of a higher rank than its matrix adapts nothing more")
-            .hint(format!("at most {}", outputs.min(inputs))),
-        LoraError::Alpha { .. } => detail.hint("lora.rank, for a factor of 1, or twice that"),
-        LoraError::NoTarget => detail.hint(SOME),
-        LoraError::Pattern(error) => detail.hint(pattern_hint(error, SOME)),
-        LoraError::NoModule { modules, .. } => detail
-            .why("embeddings, norms and the head have no adapters")
-            .hint(format!("{}, or all-linear", modules.join(", "))),
-    }
-}
-
-/// That adapters cannot be read.
-pub fn unreadable_adapters(
-    at: &SettingOrigin,
-    path: &Path,
-    error: &std::io::Error,
-) -> FailureDetail {
-    FailureDetail::new(format!("lora.from: {}: {error}", path.display()))
-        .at(at.to_string())
-        .hint("a folder as peft and `zbelastic export` write it; of a run, its model/adapter")
-}
-
-/// That adapters are described by a folder and by keys.
-pub fn two_adapters(at: &SettingOrigin, key: Key) -> FailureDetail {
-    FailureDetail::new(format!("{} stands beside lora.from", key.name()))
-        .at(at.to_string())
-        .why("the folder's adapter_config.json says what the adapters are")
-        .hint(format!("no {}", key.name()))
-}
-
-/// That a key of adapters is set, and there are none.
-pub fn without_rank(at: &SettingOrigin, key: Key) -> FailureDetail {
-    let what = format!("{} is set, and lora.rank is not", key.name());
-    FailureDetail::new(what)
-        .at(at.to_string())
-        .why("without a rank there are no adapters")
-        .hint("lora.rank=8")
-}
-
-/// That adapters leave nothing to freeze.
-pub fn with_freeze(at: &SettingOrigin) -> FailureDetail {
-    FailureDetail::new("train.freeze stands beside lora.rank")
-        .at(at.to_string())
-        .why("with adapters all else is frozen already")
-        .hint("no train.freeze; lora.targets says which layers have an adapter")
 }

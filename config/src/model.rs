@@ -9,11 +9,11 @@ use zbelastic_trainer::model::{
 };
 
 use super::WeightSource;
-use super::build::{ConfigBuilder, ConfigOrigin};
+use super::build::{ConfigBuilder, tokens_config};
 use super::key::Key;
 use super::note::BYTE_VALUES;
 use super::problem::ConfigProblem;
-use super::tokens::tokens_config;
+use super::settings::ConfigOrigin;
 use super::words::RopeScalingKind;
 
 /// Keys that give a model its shape, which a folder gives as well.

@@ -1,6 +1,7 @@
 //! Presets: models with a name for their sizes.
 
 use super::key::Key;
+use super::words::PresetName;
 
 /// A model with its usual batch.
 #[derive(Debug)]
@@ -14,12 +15,12 @@ pub struct Preset {
 }
 
 /// The preset where the configuration names no file, folder or preset.
-pub const PRESET_DEFAULT: &str = "quickstart";
+pub const PRESET_DEFAULT: &str = PresetName::Quickstart.text();
 
 /// Every preset, in the order in which they are listed.
 pub const PRESETS: [Preset; 6] = [
     Preset {
-        name: PRESET_DEFAULT,
+        name: PresetName::Quickstart.text(),
         doc: "A llama of eight layers that learns to spell in minutes on two cores.",
         values: &[
             (Key::Family, "\"llama\""),
@@ -38,7 +39,7 @@ pub const PRESETS: [Preset; 6] = [
         ],
     },
     Preset {
-        name: "tiny",
+        name: PresetName::Tiny.text(),
         doc: "A GPT-2 of four layers, to try things on.",
         values: &[
             (Key::Family, "\"gpt2\""),
@@ -51,7 +52,7 @@ pub const PRESETS: [Preset; 6] = [
         ],
     },
     Preset {
-        name: "bench-a",
+        name: PresetName::BenchA.text(),
         doc: "The small GPT-2 that `bench train` measures.",
         values: &[
             (Key::Family, "\"gpt2\""),
@@ -65,7 +66,7 @@ pub const PRESETS: [Preset; 6] = [
         ],
     },
     Preset {
-        name: "bench-b",
+        name: PresetName::BenchB.text(),
         doc: "The middle GPT-2 that `bench train` measures.",
         values: &[
             (Key::Family, "\"gpt2\""),
@@ -79,7 +80,7 @@ pub const PRESETS: [Preset; 6] = [
         ],
     },
     Preset {
-        name: "bench-c",
+        name: PresetName::BenchC.text(),
         doc: "The large GPT-2 that `bench train` measures.",
         values: &[
             (Key::Family, "\"gpt2\""),
@@ -93,7 +94,7 @@ pub const PRESETS: [Preset; 6] = [
         ],
     },
     Preset {
-        name: "gpt2-124m",
+        name: PresetName::Gpt2124m.text(),
         doc: "The smallest GPT-2 that was published, with a head of its own.",
         values: &[
             (Key::Family, "\"gpt2\""),
@@ -109,11 +110,6 @@ pub const PRESETS: [Preset; 6] = [
     },
 ];
 
-/// The names of all presets.
-pub fn preset_names() -> Vec<&'static str> {
-    PRESETS.iter().map(|preset| preset.name).collect()
-}
-
 /// The preset of that name.
 pub fn find_preset(name: &str) -> Option<&'static Preset> {
     PRESETS.iter().find(|preset| preset.name == name)
@@ -121,8 +117,9 @@ pub fn find_preset(name: &str) -> Option<&'static Preset> {
 
 #[cfg(test)]
 mod tests {
-    use super::{PRESETS, find_preset, preset_names};
+    use super::{PRESETS, PresetName, find_preset};
     use crate::value::ConfigValue;
+    use crate::words::words;
 
     #[test]
     fn presets_set_legal_values_once() {
@@ -133,7 +130,9 @@ mod tests {
                 assert!(preset.values[..index].iter().all(|(before, _)| before != key));
             }
         }
-        let found = preset_names().into_iter().filter_map(find_preset);
-        assert!(found.map(|preset| preset.name).eq(preset_names()));
+        let names = words::<PresetName>();
+        let found = names.iter().filter_map(|name| find_preset(name));
+        assert!(found.map(|preset| preset.name).eq(names.iter().copied()));
+        assert_eq!(PRESETS.len(), names.len());
     }
 }

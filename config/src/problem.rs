@@ -1,6 +1,5 @@
 //! The problems that a configuration can have.
 
-use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
@@ -12,10 +11,8 @@ use zbelastic_trainer::model::{FreezeError, LoraError, ModelError};
 use zbelastic_trainer::plan::{LaneError, SliceBalance};
 use zbelastic_wording::FailureDetail;
 
-use super::freeze::freeze_detail;
+use super::assignment::{EffectiveSetting, SettingOrigin};
 use super::key::Key;
-use super::lora::{lora_detail, two_adapters, unreadable_adapters, with_freeze, without_rank};
-use super::settings::SettingOrigin;
 use super::tokens::TokensError;
 use super::value::ConfigValue;
 use super::wording;
@@ -305,23 +302,6 @@ pub enum ConfigProblem {
     },
 }
 
-/// The effective value of a key, and its origin.
-#[derive(Clone, Debug, PartialEq)]
-pub struct EffectiveSetting {
-    /// The key that is set.
-    pub key: Key,
-    /// The value that holds.
-    pub value: ConfigValue,
-    /// Origin of the value.
-    pub origin: SettingOrigin,
-}
-
-impl fmt::Display for EffectiveSetting {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} = {} ({})", self.key.name(), self.value, self.origin)
-    }
-}
-
 impl ConfigProblem {
     /// The problem as it is printed.
     #[must_use]
@@ -361,15 +341,17 @@ impl ConfigProblem {
             Self::SliceLength { at, by, slices, sequence_len, beside } => {
                 wording::slice_length(at, (*by, *slices, *sequence_len), beside)
             }
-            Self::Freeze { at, error, near } => freeze_detail(at, error, near),
-            Self::Lora { at, error } => lora_detail(at, error),
-            Self::LoraWithoutRank { at, key } => without_rank(at, *key),
-            Self::TwoAdapters { at, key } => two_adapters(at, *key),
-            Self::AdaptersUnreadable { at, path, error } => unreadable_adapters(at, path, error),
+            Self::Freeze { at, error, near } => wording::freeze_detail(at, error, near),
+            Self::Lora { at, error } => wording::lora_detail(at, error),
+            Self::LoraWithoutRank { at, key } => wording::without_rank(at, *key),
+            Self::TwoAdapters { at, key } => wording::two_adapters(at, *key),
+            Self::AdaptersUnreadable { at, path, error } => {
+                wording::unreadable_adapters(at, path, error)
+            }
             Self::AdaptersConfig { path, error } => {
                 FailureDetail::new(error.to_string()).at(path.display().to_string())
             }
-            Self::LoraFreeze { at } => with_freeze(at),
+            Self::LoraFreeze { at } => wording::with_freeze(at),
             Self::Vocabulary { at, vocabulary } => wording::vocabulary(at, *vocabulary),
             Self::Tokens { at, error } => error.detail(at),
             Self::Tokenizer { path, vocabulary } => wording::tokenizer(path, *vocabulary),

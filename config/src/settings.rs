@@ -5,81 +5,24 @@
 //! problems between it and other keys are not reported.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::path::PathBuf;
 
+use super::assignment::{Assignment, Setting, SettingOrigin};
 use super::file::{FileAssignments, read_file, read_text};
+use super::find_key::find_key;
 use super::key::{Key, KeyDefault};
-use super::nearest::nearest;
 use super::presets::{PRESET_DEFAULT, find_preset};
 use super::problem::ConfigProblem;
 use super::value::ConfigValue;
 
-/// Origin of a value.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum SettingOrigin {
-    /// The default of the key.
-    Default,
-    /// The preset of this name.
-    Preset(&'static str),
-    /// A file, in this line.
-    File {
-        /// The file, as it was named.
-        file: String,
-        /// The line, counted from 1.
-        line: usize,
-    },
-    /// A flag on the command line.
-    Flag(&'static str),
-}
-
-impl SettingOrigin {
-    /// Later layers cover earlier ones.
-    pub fn layer(&self) -> u32 {
-        match self {
-            Self::Default => 0,
-            Self::Preset(_) => 1,
-            Self::File { .. } => 2,
-            Self::Flag(_) => 3,
-        }
-    }
-
-    /// Whether the value was set for this run, by a file or a flag.
-    pub fn is_explicit(&self) -> bool {
-        match self {
-            Self::Default | Self::Preset(_) => false,
-            Self::File { .. } | Self::Flag(_) => true,
-        }
-    }
-}
-
-impl fmt::Display for SettingOrigin {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Default => write!(f, "default"),
-            Self::Preset(name) => write!(f, "preset {name}"),
-            Self::File { file, line } => write!(f, "{file}:{line}"),
-            Self::Flag(flag) => write!(f, "{flag}"),
-        }
-    }
-}
-
-/// A value and its origin.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Setting {
-    /// Value that the key is set to.
-    pub value: ConfigValue,
-    /// Origin of the value.
-    pub origin: SettingOrigin,
-}
-
-/// A key and a value for it, not yet checked.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Assignment {
-    /// The key that is set.
-    pub key: Key,
-    /// The value and its origin.
-    pub setting: Setting,
+/// Whether a run is yet to begin, or began with this configuration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConfigOrigin {
+    /// It is yet to begin: the stores that it names are read and checked.
+    New,
+    /// It began: its stores and the folder of its model were checked, and may be elsewhere by now.
+    /// The vocabulary and the shape of the model are among the keys.
+    Recorded,
 }
 
 /// A flag that sets a key.
@@ -262,36 +205,6 @@ fn read_flag(flag: &ConfigFlag) -> Result<Assignment, ConfigProblem> {
             Ok(Assignment { key, setting })
         }
     }
-}
-
-/// The key of that name, section and all.
-fn find_key(name: &str, at: SettingOrigin) -> Result<Key, ConfigProblem> {
-    match name.split_once('.') {
-        Some((section, short)) => find_in_section(section, short, at),
-        None => {
-            let nearest = nearest_key(name, Key::ALL.iter().copied());
-            Err(ConfigProblem::NoSection { at, found: name.to_owned(), nearest })
-        }
-    }
-}
-
-/// The key that `section` has under `name`.
-pub fn find_in_section(section: &str, name: &str, at: SettingOrigin) -> Result<Key, ConfigProblem> {
-    if let Some(key) = Key::find(section, name) {
-        return Ok(key);
-    }
-    let in_section = nearest_key(name, Key::of_section(section));
-    let nearest = in_section.or_else(|| nearest_key(name, Key::ALL.iter().copied()));
-    let section = section.to_owned();
-    let found = name.to_owned();
-    Err(ConfigProblem::UnknownKey { at, section, found, nearest })
-}
-
-/// The key with the nearest name within its section.
-pub fn nearest_key(name: &str, keys: impl Iterator<Item = Key>) -> Option<Key> {
-    let keys: Vec<Key> = keys.collect();
-    let nearest = nearest(name, keys.iter().map(|key| key.short_name()))?;
-    keys.into_iter().find(|key| key.short_name() == nearest)
 }
 
 #[cfg(test)]

@@ -5,15 +5,11 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-use zbelastic_data::store::{StoreError, StoreManifest};
+use zbelastic_data::store::StoreError;
 use zbelastic_data::window::Packing;
 use zbelastic_wording::FailureDetail;
 
-use super::build::{ConfigBuilder, ConfigOrigin};
-use super::key::Key;
-use super::problem::ConfigProblem;
-use super::reader::SettingsReader;
-use super::settings::SettingOrigin;
+use super::assignment::SettingOrigin;
 
 /// The name of the built-in tokenizer, whose tokens are bytes.
 pub const BYTES_TOKENIZER: &str = "bytes";
@@ -118,7 +114,7 @@ impl StoreShare {
         }
     }
 
-    fn parse(entry: &str) -> Result<Self, TokensError> {
+    pub(super) fn parse(entry: &str) -> Result<Self, TokensError> {
         let (folder, weight) = match split_weight(entry) {
             None => (entry, NonZeroU32::MIN),
             Some((folder, digits)) => match digits.parse() {
@@ -169,89 +165,6 @@ impl TokensError {
                 .why("an id is a row of the model's embedding")
                 .hint(format!("model.vocab = {needed} or more, or leave it out")),
         }
-    }
-}
-
-/// The entries of the key that are no shares are left out here, and reported by the builder.
-pub(super) fn tokens_config(reader: &SettingsReader<'_>) -> TokensConfig {
-    let tokenizer = reader.text(Key::Tokenizer).filter(|name| *name != BYTES_TOKENIZER);
-    let shares = reader.texts(Key::Tokens);
-    TokensConfig {
-        stores: shares.iter().filter_map(|entry| StoreShare::parse(entry).ok()).collect(),
-        packing: reader.choice(Key::Packing),
-        tokenizer: tokenizer.map(PathBuf::from),
-    }
-}
-
-impl ConfigBuilder<'_> {
-    /// The manifests of the stores that are named, with what is wrong with them reported.
-    pub(super) fn store_manifests(&mut self) -> Vec<(PathBuf, StoreManifest)> {
-        let mut manifests: Vec<(PathBuf, StoreManifest)> = Vec::new();
-        if self.origin == ConfigOrigin::Recorded {
-            return manifests;
-        }
-        let entries = self.reader.texts(Key::Tokens);
-        let has_tokenizer = tokens_config(&self.reader).tokenizer.is_some();
-        let packing: Packing = self.reader.choice(Key::Packing);
-        if entries.is_empty() && !has_tokenizer && packing == Packing::Documents {
-            self.report_tokens(TokensError::BytePacking);
-        }
-        if entries.is_empty() && has_tokenizer && self.reader.texts(Key::Text).is_empty() {
-            self.report_tokens(TokensError::NoText);
-        }
-        if !entries.is_empty() && !self.reader.texts(Key::Text).is_empty() {
-            self.report_tokens(TokensError::BesideText);
-        }
-        for entry in &entries {
-            let read = StoreShare::parse(entry).and_then(|StoreShare { folder, .. }| {
-                let manifest = StoreManifest::read(&folder)?;
-                Ok((folder, manifest))
-            });
-            match read {
-                Ok(found) => manifests.push(found),
-                Err(error) => self.report_tokens(error),
-            }
-        }
-        let Some((first, expected)) = manifests.first().cloned() else { return manifests };
-        for (folder, manifest) in &manifests {
-            if manifest.tokenizer != expected.tokenizer {
-                self.report_tokens(TokensError::OtherTokenizer {
-                    folder: folder.clone(),
-                    found: manifest.tokenizer.to_string(),
-                    first: first.clone(),
-                    expected: expected.tokenizer.to_string(),
-                });
-            }
-        }
-        manifests
-    }
-
-    /// Checks that the model knows the ids of all stores.
-    pub(super) fn check_stores(
-        &mut self,
-        manifests: Vec<(PathBuf, StoreManifest)>,
-        vocabulary: u32,
-    ) {
-        for (folder, manifest) in manifests {
-            let needed = manifest.vocabulary;
-            if needed > vocabulary {
-                self.report_tokens(TokensError::Vocabulary { folder, needed, vocabulary });
-            }
-        }
-    }
-
-    fn report_tokens(&mut self, error: TokensError) {
-        let key = match error {
-            TokensError::NoText => Key::Tokenizer,
-            TokensError::BytePacking => Key::Packing,
-            TokensError::BesideText
-            | TokensError::Weight { .. }
-            | TokensError::Store(_)
-            | TokensError::OtherTokenizer { .. }
-            | TokensError::Vocabulary { .. } => Key::Tokens,
-        };
-        let at = self.reader.settings.origin(key);
-        self.report(&[key], |_, _| ConfigProblem::Tokens { at, error: Box::new(error) });
     }
 }
 

@@ -1,5 +1,13 @@
 //! The messages for the problems of a configuration: one function a problem.
 
+mod freeze;
+mod lora;
+
+pub use freeze::freeze_detail;
+pub use lora::{
+    lora_detail, lora_key, two_adapters, unreadable_adapters, with_freeze, without_rank,
+};
+
 use std::io;
 use std::path::Path;
 
@@ -13,13 +21,12 @@ use zbelastic_trainer::plan::{
 use zbelastic_wording::FailureDetail;
 
 use super::BOUNDARY_BYTES_MAX;
+use super::assignment::{EffectiveSetting, SettingOrigin};
 use super::key::{Key, KeyDefault, SECTIONS};
 use super::kind::ValueKind;
 use super::nearest::nearest;
-use super::presets::preset_names;
-use super::problem::EffectiveSetting;
-use super::settings::SettingOrigin;
 use super::value::ConfigValue;
+use super::words::{PresetName, words};
 
 const UNKNOWN_WHY: &str = "what is not known is refused, so that a misspelt key is not ignored";
 
@@ -147,7 +154,7 @@ pub(super) fn missing(keys: &[Key]) -> FailureDetail {
     FailureDetail::new(format!("{} {is_are} missing", names.join(", ")))
         .at("[model]")
         .why("nothing says what is to be trained: no preset, no folder, no shape")
-        .hint(format!("model.preset = one of {}, or set them", preset_names().join(", ")))
+        .hint(format!("model.preset = one of {}, or set them", words::<PresetName>().join(", ")))
 }
 
 pub(super) fn two_models(at: &SettingOrigin, key: Key) -> FailureDetail {

@@ -53,6 +53,47 @@ impl ConfigWord for AttentionBias {
     }
 }
 
+/// The name of a preset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PresetName {
+    /// `quickstart`.
+    Quickstart,
+    /// `tiny`.
+    Tiny,
+    /// `bench-a`.
+    BenchA,
+    /// `bench-b`.
+    BenchB,
+    /// `bench-c`.
+    BenchC,
+    /// `gpt2-124m`.
+    Gpt2124m,
+}
+
+impl PresetName {
+    /// Every preset, in the order in which they are listed.
+    const ALL: [Self; 6] =
+        [Self::Quickstart, Self::Tiny, Self::BenchA, Self::BenchB, Self::BenchC, Self::Gpt2124m];
+
+    /// The name as `model.preset` accepts it.
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::Quickstart => "quickstart",
+            Self::Tiny => "tiny",
+            Self::BenchA => "bench-a",
+            Self::BenchB => "bench-b",
+            Self::BenchC => "bench-c",
+            Self::Gpt2124m => "gpt2-124m",
+        }
+    }
+}
+
+impl ConfigWord for PresetName {
+    fn table() -> Vec<(&'static str, Self)> {
+        Self::ALL.map(|name| (name.text(), name)).into()
+    }
+}
+
 /// The kinds of `OptimizerKind`, whose numbers have keys of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OptimizerChoice {

@@ -17,6 +17,9 @@ use std::fmt;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+/// Bytes of a message at most: a snapshot of the replicated state is the largest.
+pub const MESSAGE_BYTES_MAX: usize = 14 << 20;
+
 /// A format, which is the first byte of everything written in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Format(u8);

@@ -3,13 +3,8 @@
 //! An address is text here: the node that connects parses it. Only sizes are checked, so that
 //! the agreed state stays small.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use serde::{Deserialize, Serialize};
 use zbelastic_types::NodeId;
-
-use crate::access::Rotation;
-use crate::member::Role;
 
 /// The most bytes of a node's name, or of a zone's.
 pub const NAME_BYTES_MAX: usize = 63;
@@ -154,27 +149,6 @@ pub fn check_zone(zone: &str) -> Result<(), ContactRefusal> {
 
 const fn is_allowed(c: char) -> bool {
     c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-'
-}
-
-/// Where all members that are counted on are reached, and which authority vouches for them.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Contacts {
-    /// The entry that changed them last; 0 if nothing is known.
-    pub index: u64,
-    /// The role of each member, and its contact.
-    pub members: BTreeMap<NodeId, (Role, Contact)>,
-    /// Nodes that were removed, or are not trusted: no node connects to them or lets them connect.
-    pub banned: BTreeSet<NodeId>,
-    /// The last change of authority: which one members believe.
-    pub rotation: Option<Rotation>,
-}
-
-impl Contacts {
-    /// The controllers among them.
-    pub fn controllers(&self) -> impl Iterator<Item = NodeId> {
-        let controllers = self.members.iter().filter(|(_, (role, _))| *role == Role::Controller);
-        controllers.map(|(node, _)| *node)
-    }
 }
 
 #[cfg(test)]

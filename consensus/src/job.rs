@@ -11,7 +11,6 @@ use zbelastic_types::{Digest, LayerId, RunId, Step, TensorIndex};
 
 use crate::class::DeviceKind;
 use crate::history::SEALS_KEPT_MAX;
-use crate::plan::STAGES_MAX;
 use crate::run::{RUN_NAME_BYTES_MAX, RUNS_MAX, is_run_name};
 use crate::validation::GuardPolicy;
 
@@ -19,6 +18,9 @@ use crate::validation::GuardPolicy;
 pub const LAYERS_MAX: usize = 1024;
 /// The most tensors of a model.
 pub const TENSORS_MAX: u32 = 1 << 16;
+/// Stages a plan may have: 32 machines of eight devices. A program of so many stages with twice as
+/// many microbatches fills less than half of an entry.
+pub const STAGES_MAX: usize = 256;
 /// The most bytes of the document that describes a job.
 pub const DOCUMENT_BYTES_MAX: usize = 64 << 10;
 /// The most replays of one step that a job may allow: a step that is not finite by then never will

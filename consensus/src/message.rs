@@ -8,8 +8,9 @@ use zbelastic_types::{
 };
 
 use crate::checkpoint::LayerDigest;
-use crate::codec::{self, DecodeError};
-use crate::contact::{Contact, Contacts};
+use crate::codec::{self, DecodeError, MESSAGE_BYTES_MAX};
+use crate::contact::Contact;
+use crate::contacts::Contacts;
 use crate::entry::ReadyRecord;
 use crate::job::{JobPhase, JobSpec};
 use crate::member::{AdmissionRefusal, Holder, Resources, Role};
@@ -18,9 +19,6 @@ use crate::pre_copy::PreCopyPlan;
 use crate::pre_encoded::PreEncoded;
 use crate::raft::RaftMessage;
 use crate::validation::{GradientReport, LayerFingerprint, Seal, TensorSum, Turn};
-
-/// Bytes of a message at most: a snapshot of the replicated state is the largest.
-pub const MESSAGE_BYTES_MAX: usize = 14 << 20;
 
 /// The activity of a worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -11,13 +11,10 @@ use zbelastic_types::{
     ChunkIndex, Digest, Generation, LayerId, LayerRange, NodeId, StageIndex, Step,
 };
 
-use crate::job::{JobSpec, WindowPolicy};
+use crate::job::{JobSpec, STAGES_MAX, WindowPolicy};
 use crate::member::{Holder, LossReason};
 use crate::tick::Ticks;
 
-/// Stages a plan may have: 32 machines of eight devices. A program of so many stages with twice as
-/// many microbatches fills less than half of an entry.
-pub const STAGES_MAX: usize = 256;
 /// Nodes named as the source of a layer.
 pub const SOURCES_MAX: usize = 8;
 

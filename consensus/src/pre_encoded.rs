@@ -10,8 +10,7 @@ use std::sync::Arc;
 use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::codec;
-use crate::message::MESSAGE_BYTES_MAX;
+use crate::codec::{self, MESSAGE_BYTES_MAX};
 
 /// A value with its bytes.
 #[derive(Clone, Debug)]

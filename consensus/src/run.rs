@@ -1,40 +1,10 @@
-//! Runs that ended, and the record that is kept of each: another run never changes it.
-
-use std::sync::Arc;
-
-use serde::{Deserialize, Serialize};
-use zbelastic_types::RunId;
-
-use crate::checkpoint::CheckpointRecord;
-use crate::class::DeviceClass;
-use crate::job::{JobPhase, JobSpec};
+//! How a run may be called, and how many that ended are kept.
 
 /// Ended runs kept at most. Each has its document and the digests of its layers in every snapshot:
 /// a quarter of the largest, if all are as large as can be.
 pub const RUNS_MAX: usize = 32;
 /// Bytes of a run's name at most.
 pub const RUN_NAME_BYTES_MAX: usize = 63;
-
-/// A run that ended with a checkpoint, kept until a person removes it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct RunRecord {
-    /// Configuration of the run, as it began.
-    pub spec: Arc<JobSpec>,
-    /// Phase in which it ended: done or stopped.
-    pub phase: JobPhase,
-    /// Class of devices that it computed on; none if that is not known.
-    pub class: Option<DeviceClass>,
-    /// The last checkpoint that the run wrote.
-    pub checkpoint: CheckpointRecord,
-}
-
-impl RunRecord {
-    /// Number of the run in the cluster.
-    #[must_use]
-    pub fn run(&self) -> RunId {
-        self.spec.run
-    }
-}
 
 /// The rule for the name of a run: 1 to 63 of `a-z`, `0-9`, `-`, `_` and `.`, the first a letter or
 /// a digit. It is safe in a path and on a command line.

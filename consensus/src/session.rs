@@ -23,7 +23,8 @@ use std::sync::Arc;
 
 use zbelastic_types::{ClusterId, Generation, NodeId, StageIndex, Step};
 
-use crate::contact::{Contact, Contacts};
+use crate::contact::Contact;
+use crate::contacts::Contacts;
 use crate::entry::ReadyRecord;
 use crate::job::JobSpec;
 use crate::member::{AdmissionRefusal, Holder, Resources, Role};

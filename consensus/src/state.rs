@@ -34,7 +34,7 @@ use crate::job::{Job, JobPhase, JobSpec};
 use crate::member::{Holder, Member};
 use crate::plan::PlanRecord;
 use crate::raft::SNAPSHOT_BYTES_MAX;
-use crate::run::RunRecord;
+use crate::run_record::RunRecord;
 use crate::validation::{Ledger, Turn};
 
 pub use apply::StateChange;

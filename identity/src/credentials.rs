@@ -4,7 +4,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::pki_types::CertificateDer;
 use rustls::{ClientConfig, ServerConfig};
 use thiserror::Error;
 use zbelastic_types::ClusterId;
@@ -16,7 +16,7 @@ use super::certificate::{
 use super::clock::{UnixSeconds, ValidityWindow};
 use super::key::NodeKey;
 use super::peer::{PeerIdentity, cluster_text};
-use super::tls::{self, AcceptedDiallers};
+use super::tls::{self, AcceptedDiallers, MemberTls};
 use super::verify::{ExpectedPeer, PeerCheck, PeerIdentityRefusal};
 
 /// A member's own certificates and key, and the authorities it trusts. Cheap to clone.
@@ -175,7 +175,7 @@ impl Credentials {
     /// # Errors
     /// If TLS cannot use the certificates or the key.
     pub fn server_config(&self, doors: AcceptedDiallers) -> Result<ServerConfig, rustls::Error> {
-        tls::server_config(self, doors)
+        tls::server_config(self.member_tls()?, doors)
     }
 
     /// The TLS configuration to dial members with.
@@ -183,15 +183,17 @@ impl Credentials {
     /// # Errors
     /// If TLS cannot use the certificates or the key.
     pub fn client_config(&self, expected: ExpectedPeer) -> Result<ClientConfig, rustls::Error> {
-        tls::client_config(self, expected)
+        tls::client_config(self.member_tls()?, expected)
     }
 
     pub(super) fn peer_check(&self) -> Result<PeerCheck, rustls::Error> {
         PeerCheck::new(self.identity().cluster, &self.parts.roots)
     }
 
-    pub(super) fn private_key(&self) -> PrivateKeyDer<'static> {
-        self.parts.key.private_key()
+    fn member_tls(&self) -> Result<MemberTls, rustls::Error> {
+        let CredentialParts { chain, key, .. } = &*self.parts;
+        let check = self.peer_check()?;
+        Ok(MemberTls { chain: chain.clone(), key: key.private_key(), check })
     }
 }
 

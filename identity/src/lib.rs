@@ -21,6 +21,7 @@ mod join;
 mod key;
 mod name;
 mod peer;
+mod provider;
 mod role;
 #[cfg(test)]
 mod tests;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use quinn::crypto::rustls::HandshakeData;
 use rustls::client::Resumption;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{CryptoProvider, verify_tls13_signature};
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::crypto::verify_tls13_signature;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::NoServerSessionStorage;
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::{
@@ -18,8 +18,8 @@ use thiserror::Error as ThisError;
 
 use super::certificate::{CertificateFault, peer_of};
 use super::clock::UnixSeconds;
-use super::credentials::Credentials;
 use super::peer::PeerIdentity;
+use super::provider::provider;
 use super::verify::{ExpectedPeer, PeerCheck};
 
 /// The protocol of a connection, as both ends agree on it.
@@ -113,24 +113,25 @@ pub fn shown_authority(connection: &quinn::Connection) -> Option<CertificateDer<
     shown.get(1).cloned()
 }
 
-/// The arithmetic behind TLS. Only version 1.3's.
-pub(super) fn provider() -> CryptoProvider {
-    let mut provider = rustls::crypto::ring::default_provider();
-    provider.cipher_suites.retain(|suite| suite.tls13().is_some());
-    provider
+/// What a member proves its own identity with, and how it checks that of its peers.
+pub(super) struct MemberTls {
+    /// Its certificates, its own first.
+    pub(super) chain: Vec<CertificateDer<'static>>,
+    pub(super) key: PrivateKeyDer<'static>,
+    pub(super) check: PeerCheck,
 }
 
 pub(super) fn server_config(
-    own: &Credentials,
+    own: MemberTls,
     doors: AcceptedDiallers,
 ) -> Result<ServerConfig, Error> {
-    let check = own.peer_check()?;
+    let MemberTls { chain, key, check } = own;
     let mandatory = doors == AcceptedDiallers::Members;
     let verifier = Arc::new(MemberVerifier { check, expected: ExpectedPeer::AnyMember, mandatory });
     let mut config = ServerConfig::builder_with_provider(Arc::new(provider()))
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .with_client_cert_verifier(verifier)
-        .with_single_cert(own.chain().to_vec(), own.private_key())?;
+        .with_single_cert(chain, key)?;
     config.alpn_protocols = match doors {
         AcceptedDiallers::Members => vec![AlpnProtocol::Member.name().to_vec()],
         AcceptedDiallers::MembersAndJoiners => {
@@ -143,16 +144,14 @@ pub(super) fn server_config(
     Ok(config)
 }
 
-pub(super) fn client_config(
-    own: &Credentials,
-    expected: ExpectedPeer,
-) -> Result<ClientConfig, Error> {
-    let verifier = MemberVerifier { check: own.peer_check()?, expected, mandatory: true };
+pub(super) fn client_config(own: MemberTls, expected: ExpectedPeer) -> Result<ClientConfig, Error> {
+    let MemberTls { chain, key, check } = own;
+    let verifier = MemberVerifier { check, expected, mandatory: true };
     let mut config = ClientConfig::builder_with_provider(Arc::new(provider()))
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(verifier))
-        .with_client_auth_cert(own.chain().to_vec(), own.private_key())?;
+        .with_client_auth_cert(chain, key)?;
     config.alpn_protocols = vec![AlpnProtocol::Member.name().to_vec()];
     harden_client(&mut config);
     Ok(config)

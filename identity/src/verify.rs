@@ -16,6 +16,7 @@ use zbelastic_types::{ClusterId, NodeId};
 use super::certificate::{CertificateFault, check_chain_size, read_member};
 use super::clock::{ClockFault, UnixSeconds};
 use super::peer::{PeerIdentity, cluster_text};
+use super::provider::provider;
 use super::role::PeerRole;
 
 /// The peers that a dialler accepts.
@@ -86,7 +87,7 @@ impl PeerCheck {
         for root in roots {
             store.add(root.clone())?;
         }
-        let algorithms = super::tls::provider().signature_verification_algorithms;
+        let algorithms = provider().signature_verification_algorithms;
         Ok(Self { cluster, roots: Arc::new(store), algorithms })
     }
 

@@ -31,9 +31,7 @@ mod versions;
 
 pub use adapter::LowRankProduct;
 pub use attention::HEAD_WIDTH_MAX;
-pub(crate) use backend::matrix_bytes;
 pub use backend::{CpuBackend, CpuMatrix};
 pub use buffer::CpuBuffer;
-pub(crate) use buffer::FloatBlock;
 pub use draw::{HostThreads, NormalDraws};
 pub use instruction_set::{CPU_VARIABLE, InstructionSet, InstructionSetError};

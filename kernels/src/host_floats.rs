@@ -8,8 +8,8 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use crate::allocate::AllocateError;
-use crate::cpu::FloatBlock;
 use crate::fault::DeviceFault;
+use crate::host_memory::FloatBlock;
 use crate::pending::Pending;
 
 /// Floats on the host. A clone shares their memory until one of the two is written.

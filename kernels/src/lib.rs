@@ -15,6 +15,8 @@ pub mod cuda;
 mod fault;
 pub mod fingerprint;
 mod host_floats;
+mod host_memory;
+mod panels;
 mod pending;
 mod precision;
 pub mod reference;

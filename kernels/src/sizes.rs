@@ -1,10 +1,11 @@
 //! Bytes of buffers, matrices and claims on a device, counted without one: plans are made of these.
 //! The code that allocates counts by the same functions, and the trainer asserts that both agree.
 
-use crate::backend::MatrixShape;
-use crate::cpu::CpuBuffer;
+use crate::host_memory::block_bytes;
+use crate::panels::packed_lens;
 use crate::precision::Precision;
 use crate::scratch::{ScratchOperation, slot_bytes};
+use crate::shapes::MatrixShape;
 
 /// Buffers of an NVIDIA device start on a multiple of this, which the choice of a product's
 /// algorithm relies on.
@@ -62,7 +63,7 @@ pub trait ByteCounts {
     /// Bytes a matrix of this shape needs beside its parameters.
     fn matrix_bytes(&self, shape: MatrixShape) -> u64 {
         match self.sizes() {
-            DeviceSizes::Processors => crate::cpu::matrix_bytes(shape),
+            DeviceSizes::Processors => packed_lens(shape).map(block_bytes).iter().sum(),
             DeviceSizes::Cuda(_) => self.rows_bytes(shape.outputs * shape.inputs),
         }
     }
@@ -70,7 +71,7 @@ pub trait ByteCounts {
     /// Bytes a buffer of `len` floats needs.
     fn buffer_bytes(&self, len: usize) -> u64 {
         match self.sizes() {
-            DeviceSizes::Processors => CpuBuffer::bytes(len),
+            DeviceSizes::Processors => block_bytes(len),
             DeviceSizes::Cuda(_) => aligned(4 * len as u64),
         }
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use zbelastic_consensus::contact::Contacts;
+use zbelastic_consensus::contacts::Contacts;
 use zbelastic_consensus::member::Role;
 use zbelastic_types::NodeId;
 

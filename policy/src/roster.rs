@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use zbelastic_consensus::contact::Contacts;
+use zbelastic_consensus::contacts::Contacts;
 use zbelastic_consensus::member::Role;
 use zbelastic_consensus::mutant::{self, Mutant};
 use zbelastic_types::{LayerId, NodeId};

@@ -3,7 +3,6 @@
 //! Timelines are drawn alike whether their program has steps or versions of weights: a drawing
 //! reads from an operation its appearance and its text, and nothing else.
 
-use crate::asynchronous::AsyncOp;
 use crate::op::{Compute, MemoryOp, Op, Pass, UpdateOp};
 use crate::reduction::Reduction;
 
@@ -96,26 +95,5 @@ impl TimelineOp for Op {
 
     fn text(self, slice_count: u32) -> String {
         Self::text(self, slice_count)
-    }
-}
-
-impl TimelineOp for AsyncOp {
-    fn appearance(self) -> OpAppearance {
-        match self {
-            Self::Compute(compute, pass, version) => {
-                OpAppearance::Pass(compute, pass, version.replica)
-            }
-            Self::Transfer(..) => OpAppearance::Nothing,
-            Self::Step(..) => OpAppearance::Mark(TimelineMark::Step),
-            Self::Predict(..) => OpAppearance::Mark(TimelineMark::Predict),
-            Self::Stash(..) => OpAppearance::Mark(TimelineMark::Stash),
-            Self::Free(..) => OpAppearance::Mark(TimelineMark::Free),
-            Self::Average(..) => OpAppearance::Mark(TimelineMark::Average),
-            Self::Dynamic(..) => OpAppearance::Region,
-        }
-    }
-
-    fn text(self, _: u32) -> String {
-        self.to_string()
     }
 }

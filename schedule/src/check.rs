@@ -17,8 +17,9 @@ pub use violation::ScheduleViolation;
 
 use zbelastic_types::StageIndex;
 
+use crate::limits::PASS_COUNT_MAX;
 use crate::op::Op;
-use crate::program::{PASS_COUNT_MAX, Program};
+use crate::program::Program;
 use crate::walk::walk;
 
 /// Most violations one check reports. A program that breaks a rule breaks it often; nobody reads
@@ -144,11 +145,13 @@ mod tests {
     use zbelastic_types::StageIndex;
 
     use super::{ScheduleViolation, VIOLATION_COUNT_MAX, check};
-    use crate::generate::{GenerateError, PipelineSize, generate_sized};
+    use crate::generate::generate_sized;
     use crate::kind::ScheduleKind;
+    use crate::limits::PASS_COUNT_MAX;
     use crate::lower::{LowerOptions, lower};
     use crate::op::Op;
-    use crate::program::{PASS_COUNT_MAX, Program, Window};
+    use crate::orders::{GenerateError, PipelineSize};
+    use crate::program::{Program, Window};
     use crate::ties::tie_ends;
     use crate::walk::{Deadlock, DeadlockedStage};
 

@@ -1,31 +1,11 @@
-//! Makes the program of a schedule, arithmetic only, in the order its paper gives.
-//!
-//! One file a family. A generator knows counts, no times: which order is best for given times is
-//! the solver's question, and what is copied while given passes run that of [`crate::offload`].
-//! Every generator lets a chunk's weight gradients run in microbatch order, because the sum of a
-//! gradient must not depend on the schedule.
+//! Makes the program of a schedule, arithmetic only: in the order of its paper ([`crate::orders`]), or
+//! in the solver's for equal times, with the copies of a schedule that offloads.
 
-mod bidirectional;
-mod breadth_first;
-mod dual_pipe_v;
-mod grid;
-mod grouped;
-mod interleaved;
 mod offloaded;
-mod one_f_one_b;
-mod one_f_one_b_v;
-mod seq_one_f_one_b;
-mod size;
-mod v_pattern;
-mod vee;
-mod zb_v;
-mod zero_bubble;
-
-pub(crate) use one_f_one_b::run as one_f_one_b_run;
-pub use size::{GenerateError, PipelineSize, check_size};
 
 use crate::kind::ScheduleKind;
-use crate::op::{Compute, Op, Pass};
+use crate::op::Op;
+use crate::orders::{self, GenerateError, PipelineSize};
 use crate::placement::Placement;
 use crate::program::Program;
 use crate::solve::{ChunkCosts, ScheduleProblem, StageCosts, solve};
@@ -53,35 +33,8 @@ pub fn generate(
 /// than two a stage, if it has two replicas and microbatches are not even in number, or if it is Chimera
 /// and the stages are odd.
 pub fn generate_sized(kind: ScheduleKind, size: PipelineSize) -> Result<Program, GenerateError> {
-    check_size(kind, size)?;
     let PipelineSize { stage_count, chunks_per_stage, microbatch_count, slice_count } = size;
-    let each = |stage_ops: &dyn Fn(u32) -> Vec<Op>| (0..stage_count).map(stage_ops).collect();
-    let stages = match kind {
-        ScheduleKind::GPipe | ScheduleKind::LoopedBfs => {
-            each(&|stage| breadth_first::stage_ops(size, stage))
-        }
-        ScheduleKind::OneFOneB => each(&|stage| one_f_one_b::stage_ops(size, stage)),
-        ScheduleKind::Interleaved => each(&|stage| interleaved::stage_ops(size, stage)),
-        ScheduleKind::ZbH1 => each(&|stage| zero_bubble::stage_ops(size, stage, 1)),
-        ScheduleKind::ZbH2 => each(&|stage| zero_bubble::stage_ops(size, stage, 2)),
-        ScheduleKind::ZbAuto => auto(size),
-        ScheduleKind::ZbV => each(&|stage| zb_v::stage_ops(size, stage)),
-        ScheduleKind::Gis => each(&|stage| grouped::stage_ops(size, stage, stage_count)),
-        ScheduleKind::GisH => {
-            each(&|stage| grouped::stage_ops(size, stage, stage_count.div_ceil(2)))
-        }
-        ScheduleKind::Po
-        | ScheduleKind::PoHalf
-        | ScheduleKind::PoFull
-        | ScheduleKind::PoSelective => each(&|stage| grouped::stage_ops(size, stage, 1)),
-        ScheduleKind::VHalf => v_pattern::program_ops(size, v_pattern::half),
-        ScheduleKind::VMin => v_pattern::program_ops(size, v_pattern::min),
-        ScheduleKind::OneFOneBV => one_f_one_b_v::program_ops(size),
-        ScheduleKind::DualPipeV => each(&|stage| dual_pipe_v::stage_ops(size, stage)),
-        ScheduleKind::Gems => each(&|stage| bidirectional::gems(size, stage)),
-        ScheduleKind::Chimera => each(&|stage| bidirectional::chimera(size, stage)),
-        ScheduleKind::Seq1F1B => each(&|stage| seq_one_f_one_b::stage_ops(size, stage)),
-    };
+    let stages = orders::ops(kind, size)?.unwrap_or_else(|| auto(size));
     let chunk_count = stage_count * chunks_per_stage;
     let program = Program {
         kind,
@@ -108,10 +61,6 @@ fn auto(size: PipelineSize) -> Vec<Vec<Op>> {
     let problem =
         ScheduleProblem::of_stages(Placement::line(stage_count), &stages, 0.0, microbatch_count);
     solve(&problem).expect("a stage's memory holds a microbatch").program.stages
-}
-
-pub(crate) fn compute(compute: Compute, chunk: u32, microbatch: u32) -> Op {
-    Op::Compute(compute, Pass::new(chunk, microbatch))
 }
 
 #[cfg(test)]

@@ -5,7 +5,6 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::offload::OffloadChunks;
 use crate::placement::{Placement, PlacementShape};
 
 /// A schedule by name.
@@ -114,6 +113,15 @@ impl fmt::Display for ChunkCounts {
             Self::AtLeast(least) => write!(f, "{least} or more"),
         }
     }
+}
+
+/// Which chunks of a stage may be offloaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OffloadChunks {
+    /// So many, from the first one on: activations of the first chunks live longest.
+    First(u32),
+    /// As many as make a stage's memory smallest, or as its limit requires.
+    Chosen,
 }
 
 impl ScheduleKind {

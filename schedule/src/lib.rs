@@ -13,10 +13,12 @@ mod columns;
 mod cost;
 mod generate;
 mod kind;
+mod limits;
 mod lower;
 mod memory;
 mod offload;
 mod op;
+mod orders;
 mod packed;
 mod pass_table;
 mod placement;
@@ -37,18 +39,18 @@ pub use appearance::{OpAppearance, TimelineMark, TimelineOp};
 pub use check::{ScheduleViolation, VIOLATION_COUNT_MAX, check};
 pub use columns::{ColumnsError, side_by_side};
 pub use cost::{ChunkTimes, CopyLanes, CostError, Costs, MemoryCosts, MemoryTimes};
-pub use generate::{GenerateError, PipelineSize, check_size, generate, generate_sized};
-pub use kind::{ChunkCounts, ScheduleKind, UnknownScheduleKind};
+pub use generate::{generate, generate_sized};
+pub use kind::{ChunkCounts, OffloadChunks, ScheduleKind, UnknownScheduleKind};
+pub use limits::{COLUMNS_MAX, PASS_COUNT_MAX, TEXT_COUNT_MAX};
 pub use lower::{LowerOptions, lower};
 pub use memory::{
     ChunkMemory, LivePasses, live_passes, live_passes_of, live_passes_on, peak_memory,
 };
-pub use offload::{OffloadChunks, OffloadRequest, offload};
+pub use offload::{OffloadRequest, offload};
 pub use op::{Compute, Flow, MemoryOp, Op, OpParseError, Pass, Transfer, UpdateOp};
-pub use placement::{
-    COLUMNS_MAX, NobodyLeft, Placement, PlacementError, PlacementShape, TableError,
-};
-pub use program::{PASS_COUNT_MAX, Program, ProgramParseError, TEXT_COUNT_MAX, Window};
+pub use orders::{GenerateError, PipelineSize, check_size};
+pub use placement::{NobodyLeft, Placement, PlacementError, PlacementShape, TableError};
+pub use program::{Program, ProgramParseError, Window};
 pub use recompute::recompute;
 pub use reduction::{Reduction, TreeLevel, TreeSide};
 pub use shared::{SharedOrder, on_table};

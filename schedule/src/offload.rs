@@ -22,6 +22,7 @@ use std::cmp::Ordering;
 use zbelastic_types::StageIndex;
 
 use crate::cost::Costs;
+use crate::kind::OffloadChunks;
 use crate::memory::{ChunkMemory, PassFootprint, peak_of_list};
 use crate::op::Op;
 use crate::pass_table::PassTable;
@@ -29,15 +30,6 @@ use crate::program::Program;
 use crate::simulate::SimulateError;
 use planner::{OffloadRule, StageOffloads};
 use timetable::Timetable;
-
-/// Which chunks of a stage may be offloaded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OffloadChunks {
-    /// So many, from the first one on: activations of the first chunks live longest.
-    First(u32),
-    /// As many as make a stage's memory smallest, or as its limit requires.
-    Chosen,
-}
 
 /// The chunks that are offloaded, and the costs and limits of the plan.
 #[derive(Clone, Copy, Debug)]

@@ -1,7 +1,8 @@
 //! One cell for every pass of a program, found by arithmetic instead of by search.
 
+use crate::limits::PASS_COUNT_MAX;
 use crate::op::Pass;
-use crate::program::{PASS_COUNT_MAX, Program};
+use crate::program::Program;
 
 /// A cell for every chunk, microbatch and slice. A pass the program does not have has no cell, so
 /// readers of unchecked programs cannot go astray; nor has a microbatch in a replica that it does

@@ -8,8 +8,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use zbelastic_types::{ChunkIndex, MicrobatchIndex, StageIndex};
 
+use crate::limits::{COLUMNS_MAX, TEXT_COUNT_MAX};
 use crate::op::Flow;
-use crate::program::TEXT_COUNT_MAX;
 
 pub use table::{NobodyLeft, TableError};
 
@@ -69,9 +69,6 @@ enum ShapeForm {
     Columns { shape: PlacementShape, count: u32 },
     Table { shape: PlacementShape, count: u32, cells: Vec<StageIndex> },
 }
-
-/// Most columns of a placement: as many as a job has lanes at most.
-pub const COLUMNS_MAX: u32 = 64;
 
 /// Chunks and stages that do not form the columns named.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

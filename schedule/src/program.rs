@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use zbelastic_types::StageIndex;
 
 use crate::kind::{ScheduleKind, UnknownScheduleKind};
+use crate::limits::{PASS_COUNT_MAX, TEXT_COUNT_MAX};
 use crate::op::{Compute, MemoryOp, Op, OpParseError, Pass};
 use crate::packed::{UnpackError, pack, unpack};
 use crate::placement::{Placement, PlacementError, PlacementShape, TableError};
@@ -273,14 +274,6 @@ pub enum ProgramParseError {
     },
 }
 
-/// Largest stage, chunk or microbatch count a program text may name.
-pub const TEXT_COUNT_MAX: u32 = 65_536;
-
-/// Most passes, chunks times microbatches times slices, a program may have. Its readers keep a few
-/// tens of bytes for each, so the longest text costs them some 100 MiB; the largest pipeline
-/// planned for, 128 stages of 2 chunks and 1024 microbatches, is a sixteenth of it.
-pub const PASS_COUNT_MAX: u64 = 1 << 22;
-
 /// The shape that a header names.
 pub(crate) fn parse_shape(word: &str) -> Option<PlacementShape> {
     match word {
@@ -389,7 +382,8 @@ impl FromStr for Program {
 
 #[cfg(test)]
 mod tests {
-    use super::{PASS_COUNT_MAX, Program, ProgramParseError};
+    use super::{Program, ProgramParseError};
+    use crate::limits::PASS_COUNT_MAX;
     use crate::op::OpParseError;
     use crate::placement::{PlacementError, PlacementShape};
 

@@ -60,10 +60,11 @@ fn action(op: Op) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::{CsvFormat, WriteError, read, write};
-    use crate::generate::{PipelineSize, generate, generate_sized};
+    use crate::generate::{generate, generate_sized};
     use crate::kind::ScheduleKind;
     use crate::lower::{LowerOptions, lower};
     use crate::op::Op;
+    use crate::orders::PipelineSize;
     use crate::program::{Program, Window};
 
     /// What a file can hold of a program.

@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::limits::COLUMNS_MAX;
+
 /// A level of the tree in which the gradients of replicas are added, counted from its leaves. Before
 /// level `k` each replica has the sum of the `2^k` replicas around it, an aligned subtree; at level `k`
 /// it exchanges it with that of the subtree beside it, and both add the two, the first one's first.
@@ -18,8 +20,8 @@ pub struct TreeLevel(pub u8);
 impl TreeLevel {
     /// Level 0: of two replicas the only one.
     pub const LEAVES: Self = Self(0);
-    /// Levels of a tree over [`crate::COLUMNS_MAX`] columns of two directions each.
-    pub const COUNT_MAX: u8 = crate::COLUMNS_MAX.ilog2() as u8 + 1;
+    /// Levels of a tree over [`COLUMNS_MAX`] columns of two directions each.
+    pub const COUNT_MAX: u8 = COLUMNS_MAX.ilog2() as u8 + 1;
 }
 
 impl fmt::Display for TreeLevel {

@@ -165,12 +165,14 @@ mod tests {
     use crate::check::{ScheduleViolation, check};
     use crate::columns::side_by_side;
     use crate::cost::Costs;
-    use crate::generate::{PipelineSize, generate, generate_sized};
+    use crate::generate::{generate, generate_sized};
+    use crate::kind::OffloadChunks;
     use crate::kind::ScheduleKind;
     use crate::lower::{LowerOptions, lower};
     use crate::memory::{ChunkMemory, peak_memory};
-    use crate::offload::{OffloadChunks, OffloadRequest, offload};
+    use crate::offload::{OffloadRequest, offload};
     use crate::op::Op;
+    use crate::orders::PipelineSize;
     use crate::program::{Program, Window};
     use crate::recompute::recompute;
     use crate::simulate::simulate;

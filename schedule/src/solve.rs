@@ -26,9 +26,9 @@ pub use problem::{ChunkCosts, CostOwner, ScheduleProblem, StageCosts, StepEnding
 
 use zbelastic_types::{ChunkIndex, StageIndex};
 
-use crate::generate::{PipelineSize, compute, generate_sized};
 use crate::kind::ScheduleKind;
 use crate::op::Compute;
+use crate::orders::{self, PipelineSize, compute};
 use crate::placement::PlacementShape;
 use crate::program::Program;
 use order_builder::{OrderBuilder, PlacedPass};
@@ -299,8 +299,8 @@ fn try_known_schedules<'a>(
         slice_count: 1,
     };
     for kind in kinds {
-        let Ok(program) = generate_sized(*kind, size) else { continue };
-        if best.offer(replay::replay(pipeline, &replay::orders_of(&program)), None) {
+        let Ok(Some(stages)) = orders::ops(*kind, size) else { continue };
+        if best.offer(replay::replay(pipeline, &replay::orders_of(&stages)), None) {
             return;
         }
     }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use zbelastic_whole_file as whole_file;
 
-use crate::{LoadError, Tokenizer};
+use crate::load_error::LoadError;
 
 pub(crate) const TOKENIZER_JSON: &str = "tokenizer.json";
 pub(crate) const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
@@ -124,18 +124,6 @@ fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, FolderError> {
         Ok(bytes) => Ok(Some(bytes)),
         Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(cause) => Err(FolderError::Read { path: path.to_owned(), cause }),
-    }
-}
-
-impl Tokenizer {
-    /// The tokenizer of a model's folder, or of a `tokenizer.json` with the files beside it.
-    ///
-    /// # Errors
-    /// If there is none, or its files cannot be read or understood.
-    pub fn open(path: &Path) -> Result<Self, FolderError> {
-        let files = TokenizerFiles::read(path)?;
-        Self::from_files(&files)
-            .map_err(|cause| FolderError::Load { folder: path.to_owned(), cause })
     }
 }
 

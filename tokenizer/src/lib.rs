@@ -18,6 +18,7 @@ mod decode_stream;
 mod encode;
 mod files;
 mod load;
+mod load_error;
 mod special_tokens;
 mod table;
 mod tokenizer;
@@ -31,5 +32,5 @@ pub use chat::{
 pub use decode_stream::DecodeStream;
 pub use encode::{EncodeDocumentsError, EncodeError, Encoding, SpecialTokens};
 pub use files::{FolderError, TokenizerFiles};
-pub use load::LoadError;
+pub use load_error::LoadError;
 pub use tokenizer::{Tokenizer, VocabularyError};

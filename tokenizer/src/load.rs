@@ -1,5 +1,7 @@
 //! A tokenizer from the bytes of its files.
 
+use std::path::Path;
+
 use serde::Deserialize;
 use tokenizers::{Encoding, Token};
 use zbelastic_types::Digest;
@@ -7,53 +9,10 @@ use zbelastic_types::Digest;
 use crate::backend::{Backend, JsonBackend};
 use crate::byte_level::ByteLevelBpe;
 use crate::chat::{ChatFormat, ChatTemplate};
-use crate::files::TOKENIZER_JSON;
+use crate::files::{FolderError, TOKENIZER_JSON, TokenizerFiles};
+use crate::load_error::{LoadError, MODELS};
 use crate::special_tokens::{NamedTokens, SpecialTokensMap};
-use crate::{Tokenizer, TokenizerFiles};
-
-/// The models that a `tokenizer.json` can have.
-const MODELS: [&str; 4] = ["BPE", "Unigram", "WordLevel", "WordPiece"];
-
-/// Why files are no tokenizer.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum LoadError {
-    /// A file is no JSON, or has not the keys that it should have.
-    #[error("{file}, line {line} column {column}: {cause}; download or write the file again")]
-    Malformed {
-        /// Its name.
-        file: &'static str,
-        /// Counted from 1; 0 where it is not known.
-        line: usize,
-        /// Counted from 1; 0 where it is not known.
-        column: usize,
-        /// Expected there, and found.
-        cause: String,
-    },
-    /// The model is of a type that does not exist yet.
-    #[error(
-        "tokenizer.json: expected a model of type {}, found {found:?}; this program has to be \
-         taught it", MODELS.join(", ")
-    )]
-    UnknownModel {
-        /// Its type.
-        found: String,
-    },
-    /// The post-processor does more than put tokens in front and behind.
-    #[error(
-        "tokenizer.json: the post-processor does not keep a text's ids in one piece; expected \
-         special tokens in front and behind, as TemplateProcessing has with one $A"
-    )]
-    PostProcessor,
-}
-
-impl LoadError {
-    pub(crate) fn malformed(file: &'static str, cause: &serde_json::Error) -> Self {
-        let text = cause.to_string();
-        let place = format!(" at line {} column {}", cause.line(), cause.column());
-        let cause_text = text.strip_suffix(&place).unwrap_or(&text).to_owned();
-        Self::Malformed { file, line: cause.line(), column: cause.column(), cause: cause_text }
-    }
-}
+use crate::tokenizer::Tokenizer;
 
 /// As much of a `tokenizer.json` as an exact error needs.
 #[derive(Deserialize)]
@@ -69,6 +28,16 @@ struct ModelOutline {
 }
 
 impl Tokenizer {
+    /// The tokenizer of a model's folder, or of a `tokenizer.json` with the files beside it.
+    ///
+    /// # Errors
+    /// If there is none, or its files cannot be read or understood.
+    pub fn open(path: &Path) -> Result<Self, FolderError> {
+        let files = TokenizerFiles::read(path)?;
+        Self::from_files(&files)
+            .map_err(|cause| FolderError::Load { folder: path.to_owned(), cause })
+    }
+
     /// The tokenizer that these files are.
     ///
     /// A chat template that cannot be compiled is no error until it is used.

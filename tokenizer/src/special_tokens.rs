@@ -4,8 +4,8 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::files::{GENERATION_CONFIG, SPECIAL_TOKENS_MAP, TOKENIZER_CONFIG};
-use crate::{LoadError, TokenizerFiles};
+use crate::files::{GENERATION_CONFIG, SPECIAL_TOKENS_MAP, TOKENIZER_CONFIG, TokenizerFiles};
+use crate::load_error::LoadError;
 
 /// The names that transformers gives to special tokens, which chat templates use too.
 const NAMES: [&str; 7] =

@@ -13,6 +13,23 @@ pub use zbelastic_kernels::IGNORED_TARGET;
 use zbelastic_kernels::LossScale;
 use zbelastic_types::{MicrobatchIndex, Step};
 
+/// The shape of a microbatch: how many sequences of how many tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct MicrobatchShape {
+    /// Sequences of the microbatch.
+    pub sequences: usize,
+    /// Tokens of each sequence.
+    pub sequence_len: usize,
+}
+
+impl MicrobatchShape {
+    /// Tokens of the microbatch, one a row.
+    #[must_use]
+    pub const fn rows(self) -> usize {
+        self.sequences * self.sequence_len
+    }
+}
+
 /// One microbatch: for each row, a token and the token after it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenBatch {

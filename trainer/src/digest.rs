@@ -11,15 +11,12 @@ use blake3::hazmat::{
     ChainingValue, HasherExt, Mode, left_subtree_len, merge_subtrees_non_root, merge_subtrees_root,
 };
 use zbelastic_kernels::HostThreads;
-use zbelastic_kernels::fingerprint::mix;
-use zbelastic_types::{Digest, Fingerprint, LayerId, Step};
-
-use crate::elastic::{LayerImage, StateLen};
+use zbelastic_types::{Digest, LayerId, Step};
 
 /// Bytes of a leaf of the tree: subtrees begin at a multiple of it.
 pub(crate) const HASHED_CHUNK_LEN: u64 = blake3::CHUNK_LEN as u64;
 /// Bytes that a thread hashes at once, where several hash one layer.
-const LEAF_BYTES: u64 = 1 << 20;
+pub(crate) const LEAF_BYTES: u64 = 1 << 20;
 
 /// The digest of the whole state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -35,8 +32,8 @@ impl fmt::Display for StateDigest {
 pub(crate) const HASHED_HEAD_LEN: usize = 12;
 
 /// Bytes that the digest of a layer of so many floats is over.
-pub(crate) const fn hashed_bytes(len: StateLen) -> u64 {
-    HASHED_HEAD_LEN as u64 + 4 * len.floats()
+pub(crate) const fn hashed_bytes(floats: u64) -> u64 {
+    HASHED_HEAD_LEN as u64 + 4 * floats
 }
 
 /// What a layer's digest begins with.
@@ -63,36 +60,30 @@ impl LayerHasher {
         self.0.update(bytes);
     }
 
+    /// Hashes floats as they travel, least significant byte first. Whole slices where that is how they
+    /// lie: the hash works on many pieces of one slice at once.
+    pub(crate) fn update_floats(&mut self, floats: &[f32]) {
+        if cfg!(target_endian = "little") {
+            self.update(bytemuck::cast_slice(floats));
+        } else {
+            floats.iter().for_each(|x| self.update(&x.to_le_bytes()));
+        }
+    }
+
     pub(crate) fn finish(&self) -> Digest {
         Digest(*self.0.finalize().as_bytes())
     }
 }
 
-/// The digest of a layer as it travels.
-pub(crate) fn image_digest(image: &LayerImage) -> Digest {
-    let mut hasher = LayerHasher::new(image.layer, image.version);
-    for part in [&image.w, &image.m, &image.v] {
-        hash_floats(&mut hasher.0, part);
-    }
-    hasher.finish()
-}
-
-/// The same on all threads of the host.
-pub(crate) fn image_digest_on(host: &HostThreads, image: &LayerImage) -> Digest {
-    let LayerImage { layer, version, w, m, v } = image;
-    let head = hashed_head(*layer, *version);
-    let len = hashed_bytes(image.state_len());
-    if host.count() == 1 || len <= LEAF_BYTES || cfg!(target_endian = "big") {
-        return image_digest(image);
-    }
-    let floats = [w, m, v].map(|part| bytemuck::cast_slice(part));
-    let parts = [&head[..], floats[0], floats[1], floats[2]];
+/// The digest of `parts` one behind the other, of more than [`LEAF_BYTES`], on all threads of the host.
+pub(crate) fn hash_parts(host: &HostThreads, parts: &[&[u8]]) -> Digest {
+    let len = parts.iter().map(|part| part.len() as u64).sum();
     let tree = HashSubtrees { len, cut: 0, max: LEAF_BYTES };
     let ranges = tree.ranges();
     let mut values = vec![[0; 32]; ranges.len()];
     let tasks = ranges.into_iter().zip(&mut values).collect();
     host.for_each(tasks, |(range, value): (Range<u64>, &mut ChainingValue)| {
-        *value = subtree_value(&parts, range);
+        *value = subtree_value(parts, range);
     });
     tree.root(values)
 }
@@ -194,38 +185,6 @@ fn subtree_value(parts: &[&[u8]], range: Range<u64>) -> ChainingValue {
     hasher.finish()
 }
 
-/// The fingerprint of a layer's state, from the sums over its weights and moments, wherever those were
-/// added up.
-///
-/// Layer, version and length give a number, and each sum is mixed with it; so is the length of moments
-/// that are fewer than weights. So of one layer at one version equal fingerprints mean equal sums.
-pub(crate) fn fingerprint(
-    layer: LayerId,
-    version: Step,
-    len: StateLen,
-    sums: [u64; 2],
-) -> Fingerprint {
-    let StateLen { weights, moments } = len;
-    let fewer = (moments < weights).then_some(moments as u64);
-    let name = [u64::from(layer.0), version.0, weights as u64];
-    let name =
-        name.into_iter().chain(fewer).fold(0, |name, word| mix(name ^ mix(word.wrapping_add(1))));
-    let [first, second] = sums;
-    Fingerprint([mix(first ^ name), mix(second ^ mix(name ^ 1))])
-}
-
-/// Feeds floats to a hash, least significant byte first. Whole slices where that is how they lie:
-/// the hash works on many pieces of one slice at once.
-fn hash_floats(hasher: &mut blake3::Hasher, floats: &[f32]) {
-    if cfg!(target_endian = "little") {
-        hasher.update(bytemuck::cast_slice(floats));
-    } else {
-        for x in floats {
-            hasher.update(&x.to_le_bytes());
-        }
-    }
-}
-
 /// The state's digest from the digests of all its layers, in model order, each as it travels.
 ///
 /// So the digests of a checkpoint's layers give the state's digest, without reading a float.
@@ -237,30 +196,4 @@ pub fn state_digest(layers: impl IntoIterator<Item = Digest>, updates: u64) -> S
     }
     hasher.update(&updates.to_le_bytes());
     StateDigest(*hasher.finalize().as_bytes())
-}
-
-#[cfg(test)]
-mod tests {
-    use zbelastic_kernels::HostThreads;
-    use zbelastic_types::{LayerId, Step};
-
-    use super::{LEAF_BYTES, image_digest, image_digest_on};
-    use crate::elastic::LayerImage;
-
-    #[test]
-    fn threads_that_hash_a_layer_together_find_its_digest() {
-        let leaf = LEAF_BYTES as usize / 12;
-        let hosts = [1, 2, 3].map(|count| HostThreads::new(count).expect("threads"));
-        let lens = [0, 1, leaf - 1, leaf, leaf + 1, 3 * leaf + 7, 8 * leaf + 2];
-        for (len, held) in lens.into_iter().flat_map(|len| [len, len / 3, 0].map(|it| (len, it))) {
-            let part = |scale: f32, len| (0..len).map(|i| scale * i as f32).collect();
-            let w = part(1.0, len);
-            let m = part(-0.5, held);
-            let v = part(0.25, held);
-            let image = LayerImage { layer: LayerId(5), version: Step(1 << 40), w, m, v };
-            for host in &hosts {
-                assert_eq!(image_digest_on(host, &image), image_digest(&image), "{len} floats");
-            }
-        }
-    }
 }

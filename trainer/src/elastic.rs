@@ -3,14 +3,9 @@
 //! A layer is named by its id and its version, the number of steps sealed before it. The state that
 //! travels is always sealed state: weights and both moments.
 
-mod assembler;
-mod digester;
 mod frame_split;
 mod gradient;
-mod image;
-mod scattered;
 mod stage_factory;
-mod weights;
 
 use std::sync::Arc;
 
@@ -20,19 +15,17 @@ use zbelastic_types::{Digest, Fingerprint, LayerId, StageIndex, Step};
 
 use crate::stage::{StageExecutor, StageSetup};
 
-pub use assembler::{LayerAssembler, LoadedLayer, LoadedWeights};
-pub use digester::ImageDigester;
-pub use frame_split::{FrameLimits, GRADIENT_FRAME_LIMITS, TensorFragment, split_into_frames};
-pub use gradient::{GradientFloats, GradientPart, GradientProgress, LayerGradient};
-pub use image::{
-    FLOATS_MAX, IMAGE_HEADER_LEN, ImageError, LayerImage, PendingImage, StateLen, image_bytes,
-    layer_digest, layer_fingerprint,
+pub use crate::layer_image::{
+    ChainingValue, FLOATS_MAX, IMAGE_HEADER_LEN, ImageDigester, ImageError, LayerAssembler,
+    LayerImage, LoadedLayer, LoadedWeights, PendingImage, ScatteredLayer, StateLen, image_bytes,
+    layer_digest, layer_fingerprint, moment_subtrees, moment_value, nth_moment_value, weights_end,
 };
-pub use scattered::ScatteredLayer;
+pub use crate::stage::LayerGradient;
+pub use frame_split::{FrameLimits, GRADIENT_FRAME_LIMITS, TensorFragment, split_into_frames};
+pub use gradient::{GradientFloats, GradientPart, GradientProgress};
 pub use stage_factory::{
     BackendCopy, BackendFactory, BackendStageFactory, DeviceUse, StashStoreFactory,
 };
-pub use weights::{ChainingValue, moment_subtrees, moment_value, nth_moment_value, weights_end};
 
 /// Why a copy does not accept a gradient or a seal. It stays as it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -14,6 +14,7 @@ pub mod digest;
 pub mod elastic;
 pub mod evaluator;
 pub mod hf;
+mod layer_image;
 pub mod model;
 pub mod optimizer;
 pub mod plan;

@@ -28,6 +28,7 @@ mod state_places;
 mod tensors;
 mod tied;
 
+pub use crate::data::MicrobatchShape;
 pub use buffer_size::BufferSize;
 pub use chunk::{Chunk, count_bytes, rotary_angles, slice_angles};
 pub use config::{Family, LayerKind, ModelConfig, ModelError};
@@ -41,7 +42,7 @@ pub use layer_times::{
     LayerClass, LayerClock, LayerOp, LayerTimer, LayerTimes, Span, StageTimings, TimeTotal,
 };
 pub(crate) use layer_update::LayerUpdate;
-pub use layers::{Logits, MicrobatchShape, PassContext, PassScratch, PassSizes, SlicePosition};
+pub use layers::{Logits, PassContext, PassScratch, PassSizes, SlicePosition};
 pub(crate) use lora::adapted_linears;
 pub use lora::{LoraConfig, LoraInit, LoraLinear, LoraScaling, LoraTarget};
 pub use lora_targets::{LoraError, LoraSettings};

@@ -34,7 +34,8 @@ pub use backend_executor::BackendExecutor;
 pub use engine::StageEngine;
 pub use evaluation::HELD_OUT_MAX;
 pub use events::{
-    EngineActivity, EngineProgress, Event, EventRefusal, Output, StageSetup, WaitReason,
+    EngineActivity, EngineProgress, Event, EventRefusal, LayerGradient, Output, StageSetup,
+    WaitReason,
 };
 pub use executor::{
     GradientExecutor, OperationClock, PassExecutor, SealedState, StageExecutor, UpdateExecutor,

@@ -10,7 +10,6 @@ mod accept;
 mod bind;
 mod bulk_path;
 mod client;
-mod close;
 mod connection_id;
 mod context;
 mod counters;
@@ -20,23 +19,16 @@ mod hub;
 mod join;
 mod link;
 mod live_counters;
-mod problem;
 mod setup;
 mod socket;
+mod supervisor;
 mod transport;
 mod tuning;
-mod version;
 
-pub(crate) use context::TransportContext;
-pub(crate) use greeting::{ConnectionCloser, Dialler, PeerConnection, PeerDialFailure};
-pub(crate) use link::{LinkEnd, PeerLink, REQUEST_STREAM, run_client, run_link};
-
-pub use client::{AdminClient, ConnectAttempt, ConnectError, DialProblem};
-pub use close::CloseCode;
+pub use client::{AdminClient, ConnectAttempt, ConnectError};
 pub use counters::{
     AcceptCounters, ControlCounters, LaneCounters, RequestCounters, TransportCounters,
 };
 pub use hello::{HelloFault, PeerHello};
-pub use setup::{BindError, ProcessStart, TransportSetup};
+pub use setup::{BindError, TransportSetup};
 pub use transport::{BulkSource, FrameSender, FrameSink, SendOutcome, Transport};
-pub use version::{VERSIONS, VersionRange};

@@ -8,13 +8,14 @@ use std::net::SocketAddr;
 
 use bytes::Bytes;
 use thiserror::Error;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use zbelastic_identity::{JoinAttempt, JoinReply, PeerIdentity};
 use zbelastic_types::NodeId;
 
-use crate::endpoint::{CloseCode, DialProblem, VersionRange};
+use crate::close_code::CloseCode;
+use crate::dial_problem::DialProblem;
 use crate::frame::FrameRejection;
-use crate::request::RequestReply;
+use crate::version::VersionRange;
 
 /// One thing that happened on the wire.
 #[derive(Debug)]
@@ -88,6 +89,31 @@ pub enum TransportEvent {
         /// The error of the last attempt, as text.
         reason: String,
     },
+}
+
+/// Where the answer of a request goes. If it is dropped without one, the requester gets
+/// [`RequestError::Unanswered`](crate::RequestError::Unanswered).
+#[derive(Debug)]
+pub struct RequestReply {
+    pub(crate) answer: oneshot::Sender<Vec<u8>>,
+}
+
+impl RequestReply {
+    /// Sends the answer. False if the requester has gone away meanwhile.
+    pub fn answer(self, bytes: Vec<u8>) -> bool {
+        self.answer.send(bytes).is_ok()
+    }
+
+    /// Waits until the requester has gone away.
+    pub async fn cancelled(&mut self) {
+        self.answer.closed().await;
+    }
+
+    /// Whether the requester has gone away: an answer would not be read.
+    #[must_use]
+    pub fn is_cancelled(&self) -> bool {
+        self.answer.is_closed()
+    }
 }
 
 /// The path of the bytes to and from a peer.

@@ -14,7 +14,9 @@
 //! each occurrence is a [`TransportEvent`] or a number in [`TransportCounters`].
 
 pub mod bulk;
+mod close_code;
 pub mod control;
+mod dial_problem;
 mod endpoint;
 mod event;
 pub mod frame;
@@ -22,15 +24,19 @@ mod limits;
 pub mod local;
 mod peers;
 mod request;
+mod version;
 
 pub use bulk::{BulkBody, BulkError, BulkFetch, ChunkSink};
+pub use close_code::CloseCode;
+pub use dial_problem::DialProblem;
 pub use endpoint::{
-    AcceptCounters, AdminClient, BindError, BulkSource, CloseCode, ConnectAttempt, ConnectError,
-    ControlCounters, DialProblem, FrameSender, FrameSink, HelloFault, LaneCounters, PeerHello,
-    ProcessStart, RequestCounters, SendOutcome, Transport, TransportCounters, TransportSetup,
-    VERSIONS, VersionRange,
+    AcceptCounters, AdminClient, BindError, BulkSource, ConnectAttempt, ConnectError,
+    ControlCounters, FrameSender, FrameSink, HelloFault, LaneCounters, PeerHello, RequestCounters,
+    SendOutcome, Transport, TransportCounters, TransportSetup,
 };
-pub use event::{DownReason, EventQueue, PeerViolation, TransportEvent, TransportPath};
+pub use event::{
+    DownReason, EventQueue, PeerViolation, RequestReply, TransportEvent, TransportPath,
+};
 pub use frame::{
     FrameBody, FrameClass, FramePart, FrameRejection, FrameRules, OutgoingFrame, ReceivedFrame,
     Urgency,
@@ -39,5 +45,6 @@ pub use limits::{
     ANSWER_BYTES_MAX, CONTROL_FRAME_BYTES_MAX, CONTROL_MESSAGE_BYTES_MAX, CONTROL_PIECE_BYTES_MAX,
     PEER_ADDRESSES_MAX, REQUEST_BYTES_MAX, TransportLimits,
 };
-pub use peers::{ControlKind, MessageKind, may_send};
-pub use request::{RequestError, RequestReply};
+pub use peers::{ControlKind, MessageKind, ProcessStart, may_send};
+pub use request::RequestError;
+pub use version::{VERSIONS, VersionRange};

@@ -6,44 +6,18 @@
 //! ```
 //!
 //! Lengths are little endian, checked before anything is allocated, and memory grows as bytes
-//! arrive. A requester that goes away stops the stream, which [`RequestReply::cancelled`] reports
+//! arrive. A requester that goes away stops the stream, which [`RequestReply::cancelled`](crate::RequestReply::cancelled) reports
 //! to the other side.
 
 mod send;
-mod serve;
+mod wire;
 
 pub(crate) use send::send_request;
-pub(crate) use serve::serve_request;
+pub(crate) use wire::{REQUEST_STREAM, RequestOutcome, read_growing};
 
 use std::time::Duration;
 
 use thiserror::Error;
-use tokio::sync::oneshot;
-
-/// Where the answer of a request goes. If it is dropped without one, the requester gets
-/// [`RequestError::Unanswered`].
-#[derive(Debug)]
-pub struct RequestReply {
-    pub(crate) answer: oneshot::Sender<Vec<u8>>,
-}
-
-impl RequestReply {
-    /// Sends the answer. False if the requester has gone away meanwhile.
-    pub fn answer(self, bytes: Vec<u8>) -> bool {
-        self.answer.send(bytes).is_ok()
-    }
-
-    /// Waits until the requester has gone away.
-    pub async fn cancelled(&mut self) {
-        self.answer.closed().await;
-    }
-
-    /// Whether the requester has gone away: an answer would not be read.
-    #[must_use]
-    pub fn is_cancelled(&self) -> bool {
-        self.answer.is_closed()
-    }
-}
 
 /// Why a request has no answer.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]

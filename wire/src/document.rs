@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use zbelastic_config::{DeviceChoice, RunConfig, WindowChoice};
-use zbelastic_consensus::job::{JobSpec, RunOrigin};
-use zbelastic_consensus::plan::STAGES_MAX;
+use zbelastic_consensus::job::{JobSpec, RunOrigin, STAGES_MAX};
 use zbelastic_consensus::run::run_name_of;
 use zbelastic_data::cursor::CursorError;
 use zbelastic_data::mixture::StoreMixture;

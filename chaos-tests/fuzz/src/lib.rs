@@ -10,8 +10,10 @@
 
 pub mod memory;
 pub mod mutations;
+mod outcome;
 mod seeds;
 mod target;
 mod targets;
 
-pub use target::{DecodeOutcome, Target};
+pub use outcome::DecodeOutcome;
+pub use target::Target;

@@ -3,24 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use crate::memory::peak_bytes;
+use crate::outcome::DecodeOutcome;
 use crate::targets::{
     certificates, chaos, checkpoint, consensus, data, node, schedule, tokenizer, trainer, transport,
 };
-
-/// The result of a reader for an input.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DecodeOutcome {
-    /// It accepted the input, or the first part of it.
-    Accepted,
-    /// The reader refused the input.
-    Refused,
-}
-
-impl DecodeOutcome {
-    pub(crate) const fn of(is_taken: bool) -> Self {
-        if is_taken { Self::Accepted } else { Self::Refused }
-    }
-}
 
 /// Bytes that any reader may allocate for its own purposes: buffers, tables, a runtime.
 const MEMORY: usize = 4 << 20;

@@ -6,7 +6,8 @@ use zbelastic_types::{Digest, Step};
 
 use super::FirstFailure;
 use crate::failure::Invariant;
-use crate::reference::{LifeReference, ReferenceSums};
+use crate::reference::LifeReference;
+use crate::reference_sums::ReferenceSums;
 
 /// The seals that were ever acknowledged, and the undisturbed run as far.
 pub(super) struct HistoryChecker {

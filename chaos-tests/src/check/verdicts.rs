@@ -13,7 +13,7 @@ use super::FirstFailure;
 use super::damage::DamageRecord;
 use super::history::HistoryChecker;
 use crate::failure::Invariant;
-use crate::reference::ReferenceSums;
+use crate::reference_sums::ReferenceSums;
 
 /// Deviations at the border between spike and none that are not judged.
 const BORDER: f64 = 1e-6;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use zbelastic_consensus::contact::Contacts;
+use zbelastic_consensus::contacts::Contacts;
 use zbelastic_consensus::member::Role;
 use zbelastic_identity::{PeerRole, UnixSeconds, ValidityWindow};
 use zbelastic_policy::data::DataFetch;

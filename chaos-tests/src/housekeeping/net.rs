@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use zbelastic_consensus::contact::Contacts;
+use zbelastic_consensus::contacts::Contacts;
 use zbelastic_identity::CLOCK_TOLERANCE_SECONDS;
 use zbelastic_policy::trust::is_removal;
 use zbelastic_transport::{CloseCode, DownReason};

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use zbelastic_consensus::contact::Contacts;
+use zbelastic_consensus::contacts::Contacts;
 use zbelastic_consensus::member::Role;
 use zbelastic_policy::data::{DataFetchOutcome, DataName};
 use zbelastic_policy::piece::{PieceRef, StoreReferences};

@@ -28,11 +28,11 @@ use crate::bug::{self, Bug};
 use crate::crash_points::CrashPoint;
 use crate::disk::MachineDisk;
 use crate::failure::{Invariant, LifeFailure};
-use crate::life::LOST_AFTER_TICKS;
 use crate::markers::Marker;
 use crate::network::NetworkLane;
 use crate::planning::LifePlanner;
 use crate::queue::VirtualTime;
+use crate::ticks::LOST_AFTER_TICKS;
 
 /// Ticks to an election of the first controller, and between those of two.
 const ELECTION_TICKS_MIN: u32 = 10;

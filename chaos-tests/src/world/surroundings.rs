@@ -15,7 +15,7 @@ use zbelastic_types::{ClusterId, NodeId};
 use super::numbers::NodeNumbers;
 use super::program_versions::ProgramVersions;
 use super::storm::{ArmedCrashPoint, Storm};
-use super::{SimulatedPacket, TICK_US, WorldEvent};
+use super::{SimulatedPacket, WorldEvent};
 use crate::case::LifeCase;
 use crate::check::InvariantChecker;
 use crate::crash_points::CrashPoint;
@@ -26,6 +26,7 @@ use crate::network::{NetworkLane, SimulatedNetwork};
 use crate::queue::{VirtualTime, VirtualTimeQueue};
 use crate::random::{DrawPurpose, Draws};
 use crate::store::SimulatedStore;
+use crate::ticks::TICK_US;
 use crate::work_durations::{BEAT_US, LONG_US_MAX, LongWork};
 
 /// Bytes of a manifest at most.

@@ -1,8 +1,7 @@
 //! The duties of every log.
 
 use super::{LogFixture, noise};
-use crate::error::LogError;
-use crate::log::{RECORD_BYTES_MAX, RecordLog};
+use crate::log::{LogError, RECORD_BYTES_MAX, RecordLog};
 
 /// Records with these lengths, each with other bytes.
 fn records(lengths: &[usize]) -> Vec<Vec<u8>> {

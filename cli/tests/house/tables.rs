@@ -278,7 +278,7 @@ pub const FENCES: &[Fence] = &[
         &[],
         &[
             "trainer/src/digest.rs",
-            "trainer/src/elastic/",
+            "trainer/src/layer_image",
             "trainer/src/hf/weight_file.rs",
             "transport/src/",
             "node/src/cluster/",
@@ -342,7 +342,7 @@ pub const FENCES: &[Fence] = &[
         "memmap2",
         &["kernels", "data"],
         &[],
-        &["kernels/src/cpu/buffer.rs", "data/src/store/mapped_shard.rs"],
+        &["kernels/src/host_memory.rs", "data/src/store/mapped_shard.rs"],
     ),
     fence(
         "object_store",

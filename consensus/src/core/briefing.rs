@@ -5,7 +5,7 @@ use std::sync::Arc;
 use zbelastic_types::{Generation, NodeId};
 
 use crate::access::AccessOutcome;
-use crate::contact::Contacts;
+use crate::contacts::Contacts;
 use crate::duty::Duties;
 use crate::job::JobSpec;
 use crate::message::Briefing;

@@ -9,7 +9,8 @@ use zbelastic_types::{Incarnation, NodeId};
 use super::plans::PlanSlots;
 use super::{EntryRefusal, StateChange};
 use crate::access::AccessRegistry;
-use crate::contact::{Contact, Contacts};
+use crate::contact::Contact;
+use crate::contacts::Contacts;
 use crate::entry::CHANGES_MAX;
 use crate::member::{
     AdmissionRefusal, Holder, LossReason, MEMBERS_MAX, Member, MemberChange, MembershipStatus,

@@ -9,7 +9,8 @@ use super::checkpoints::CheckpointRegistry;
 use crate::checkpoint::CheckpointRecord;
 use crate::class::DeviceClass;
 use crate::job::{Job, JobChange, JobPhase, JobRefusal, JobSpec, RunOrigin};
-use crate::run::{RUNS_MAX, RunRecord};
+use crate::run::RUNS_MAX;
+use crate::run_record::RunRecord;
 
 /// The job, and the runs that ended before it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -11,6 +11,7 @@ use thiserror::Error as ThisError;
 
 use super::super::certificate::{CHAIN_CERTIFICATES_MAX, SpkiPin, read_authority};
 use super::super::clock::UnixSeconds;
+use super::super::provider::provider;
 use super::super::role::PeerRole;
 use super::super::tls::{self, AlpnProtocol};
 use super::super::verify::{ExpectedPeer, PeerCheck, PeerIdentityRefusal};
@@ -64,7 +65,7 @@ pub(super) fn check_server(
 pub(super) fn client_config(
     pin: SpkiPin,
 ) -> Result<(ClientConfig, Arc<OnceLock<JoinServerFault>>), Error> {
-    let provider = tls::provider();
+    let provider = provider();
     let fault = Arc::new(OnceLock::new());
     let verifier = PinnedVerifier { pin, fault: Arc::clone(&fault) };
     let mut config = ClientConfig::builder_with_provider(Arc::new(provider))
@@ -118,15 +119,10 @@ impl ServerCertVerifier for PinnedVerifier {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls13_signature(
-            message,
-            cert,
-            dss,
-            &tls::provider().signature_verification_algorithms,
-        )
+        verify_tls13_signature(message, cert, dss, &provider().signature_verification_algorithms)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        tls::provider().signature_verification_algorithms.supported_schemes()
+        provider().signature_verification_algorithms.supported_schemes()
     }
 }

@@ -232,6 +232,6 @@ impl rustls::client::danger::ServerCertVerifier for TrustingVerifier {
     }
 
     fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
-        super::super::tls::provider().signature_verification_algorithms.supported_schemes()
+        super::super::provider::provider().signature_verification_algorithms.supported_schemes()
     }
 }

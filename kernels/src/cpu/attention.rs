@@ -23,8 +23,9 @@ mod heads;
 pub(super) use backward::{KeyValueGradients, SavedAttention, backward};
 pub(super) use forward::forward;
 
-use super::matmul::{BLOCK_DEPTH, PANEL, STRIP, padded};
+use super::matmul::{BLOCK_DEPTH, STRIP};
 use crate::backend::AttentionMask;
+use crate::panels::{PANEL, padded};
 
 /// Query rows that go together: a strip.
 const QUERIES: usize = STRIP;

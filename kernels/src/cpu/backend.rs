@@ -119,11 +119,6 @@ fn split(
     }
 }
 
-/// Bytes that the packed weights of a matrix of this shape take.
-pub(crate) fn matrix_bytes(shape: MatrixShape) -> u64 {
-    MatrixPair::packed_len(shape).map(CpuBuffer::bytes).iter().sum()
-}
-
 impl ByteCounts for CpuBackend {
     fn sizes(&self) -> DeviceSizes {
         DeviceSizes::Processors

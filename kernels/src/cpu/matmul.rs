@@ -17,6 +17,7 @@ mod scratch;
 mod tile;
 
 use super::lanes::LANES;
+use crate::panels::PANEL;
 
 pub(crate) use outer::{OuterProduct, outer_product};
 pub(crate) use packed::{
@@ -25,7 +26,7 @@ pub(crate) use packed::{
 pub(crate) use pair::{MatrixPair, PairWriter};
 pub(crate) use rows::{LeftRows, RowBlock, RowProduct, SumStorage, multiply_rows};
 pub(crate) use scratch::{PASSING_ROWS, with_scratch};
-pub(crate) use tile::{Panels, PrefetchRange, ProductStrip, STRIP, multiply_strip, padded};
+pub(crate) use tile::{Panels, PrefetchRange, ProductStrip, STRIP, multiply_strip};
 
 /// Factors in one chain. Part of the arithmetic's definition: changing it changes bits.
 pub(crate) const BLOCK_DEPTH: usize = 384;
@@ -33,8 +34,8 @@ pub(crate) const BLOCK_DEPTH: usize = 384;
 /// the blocks of the head's running softmax, and so part of the arithmetic: changing it changes
 /// bits.
 pub(crate) const BLOCK_COLUMNS: usize = 384;
-/// Columns of a packed panel: a vector for each factor.
-pub(crate) const PANEL: usize = LANES;
+
+const _: () = assert!(PANEL == LANES, "a vector holds a panel's columns of one factor");
 
 #[cfg(test)]
 mod tests;

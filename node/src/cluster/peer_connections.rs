@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 use std::time::Instant;
 
-use zbelastic_consensus::contact::Contacts;
+use zbelastic_consensus::contacts::Contacts;
 use zbelastic_identity::PeerIdentity;
 use zbelastic_policy::roster::Roster;
 use zbelastic_policy::trust::{DuplicateIdentityReports, is_removal};

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use zbelastic_consensus::contact::Contacts;
+use zbelastic_consensus::contacts::Contacts;
 use zbelastic_consensus::member::Role;
 use zbelastic_identity::PeerRole;
 use zbelastic_machine::name_resolver::{NameResolver, system_lookup};

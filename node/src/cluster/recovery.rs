@@ -23,7 +23,7 @@ use zbelastic_consensus::codec::{self, Format};
 use zbelastic_consensus::core::logged_state;
 use zbelastic_consensus::job::{JobPhase, JobSpec};
 use zbelastic_consensus::raft::RecoveredLog;
-use zbelastic_consensus::run::RunRecord;
+use zbelastic_consensus::run_record::RunRecord;
 use zbelastic_consensus::state::State;
 use zbelastic_identity::{ClusterAuthority, PeerRole, UnixSeconds, random_number};
 use zbelastic_types::{ClusterId, Digest, LayerId, RunId};

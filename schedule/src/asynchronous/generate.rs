@@ -18,8 +18,8 @@ use super::op::{AsyncOp, DynamicOptions, VersionShift, WeightVersion};
 use super::program::{ASYNC_PASS_COUNT_MAX, AsyncProgram};
 use super::variant::AsyncVariant;
 use super::versions::{VersionRead, backward_reads, forward_reads};
+use crate::limits::TEXT_COUNT_MAX;
 use crate::op::{Compute, Op, Pass};
-use crate::program::TEXT_COUNT_MAX;
 
 /// The schedule and the size that a program is made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

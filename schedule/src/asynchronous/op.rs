@@ -11,6 +11,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use zbelastic_types::ChunkIndex;
 
+use crate::appearance::{OpAppearance, TimelineMark, TimelineOp};
 use crate::op::{Compute, Flow, Op, OpParseError, Pass, Transfer};
 
 /// How far a temporary version lies from the one it is made of.
@@ -179,6 +180,27 @@ impl fmt::Display for AsyncOp {
                 write!(f, "{chunk}DYNAMIC({},{cap},{update_every})", text_of(&RULE_TEXT, *rule))
             }
         }
+    }
+}
+
+impl TimelineOp for AsyncOp {
+    fn appearance(self) -> OpAppearance {
+        match self {
+            Self::Compute(compute, pass, version) => {
+                OpAppearance::Pass(compute, pass, version.replica)
+            }
+            Self::Transfer(..) => OpAppearance::Nothing,
+            Self::Step(..) => OpAppearance::Mark(TimelineMark::Step),
+            Self::Predict(..) => OpAppearance::Mark(TimelineMark::Predict),
+            Self::Stash(..) => OpAppearance::Mark(TimelineMark::Stash),
+            Self::Free(..) => OpAppearance::Mark(TimelineMark::Free),
+            Self::Average(..) => OpAppearance::Mark(TimelineMark::Average),
+            Self::Dynamic(..) => OpAppearance::Region,
+        }
+    }
+
+    fn text(self, _: u32) -> String {
+        self.to_string()
     }
 }
 

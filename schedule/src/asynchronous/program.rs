@@ -19,9 +19,10 @@ use super::op::{AsyncOp, AsyncOpParseError};
 use super::variant::AsyncVariant;
 use super::versions::kept_max;
 use crate::kind::ScheduleKind;
+use crate::limits::TEXT_COUNT_MAX;
 use crate::memory::live_passes;
 use crate::placement::{Placement, PlacementError, PlacementShape};
-use crate::program::{Program, TEXT_COUNT_MAX, Window, parse_shape};
+use crate::program::{Program, Window, parse_shape};
 
 /// Most passes, chunks times microbatches of the whole segment, an asynchronous program may have.
 /// It takes some eight operations of 24 bytes a pass, so at most 200 MiB.

@@ -2,8 +2,8 @@
 
 use zbelastic_types::{ChunkIndex, SliceIndex, StageIndex};
 
+use crate::limits::PASS_COUNT_MAX;
 use crate::op::{Op, Pass, UpdateOp};
-use crate::program::PASS_COUNT_MAX;
 use crate::walk::Deadlock;
 
 /// A rule that a program breaks, and where.

@@ -6,8 +6,9 @@
 //! caller that knows times passes them to [`crate::offload`].
 
 use crate::cost::Costs;
+use crate::kind::OffloadChunks;
 use crate::memory::ChunkMemory;
-use crate::offload::{OffloadChunks, OffloadRequest, offload};
+use crate::offload::{OffloadRequest, offload};
 use crate::program::Program;
 
 /// How long each pass of a stage takes, and an offload with its reload.

@@ -1,8 +1,8 @@
 //! Shapes, replicas and columns.
 
 use super::{Placement, PlacementError, PlacementShape};
+use crate::limits::TEXT_COUNT_MAX;
 use crate::op::Flow;
-use crate::program::TEXT_COUNT_MAX;
 use crate::reduction::{TreeLevel, TreeSide};
 use zbelastic_types::{ChunkIndex, MicrobatchIndex, StageIndex};
 

@@ -6,11 +6,13 @@ use zbelastic_types::{ChunkIndex, StageIndex};
 
 use super::{COMPUTE_LETTERS, PASSED_OVER, TRANSFER_LETTERS, action};
 use crate::boundary::{receive_before, transfer_after};
-use crate::generate::{PipelineSize, generate_sized};
+use crate::generate::generate_sized;
 use crate::kind::ScheduleKind;
+use crate::limits::{PASS_COUNT_MAX, TEXT_COUNT_MAX};
 use crate::op::{Compute, Op, Pass, Transfer};
+use crate::orders::PipelineSize;
 use crate::placement::{Placement, PlacementShape};
-use crate::program::{PASS_COUNT_MAX, Program, TEXT_COUNT_MAX};
+use crate::program::Program;
 use crate::solve::kind_of_shape;
 
 /// Why a file is no program. Rows and columns count from 1.

@@ -3,11 +3,10 @@
 use super::order_builder::{OrderBuilder, PlacedPass};
 use super::pipeline::PipelineIndex;
 use crate::op::{Compute, Op};
-use crate::program::Program;
 
-/// The orders of a program that has arithmetic only, and whose chunks run microbatches in turn. Its
+/// The orders of stages that have arithmetic only, and whose chunks run microbatches in turn. Their
 /// BW becomes B and W, one after the other.
-pub(super) fn orders_of(program: &Program) -> Vec<Vec<PlacedPass>> {
+pub(super) fn orders_of(stages: &[Vec<Op>]) -> Vec<Vec<PlacedPass>> {
     let placed_passes = |op: &Op| {
         let (computes, pass): (&[Compute], _) = match op {
             Op::Compute(Compute::BW, pass) => (&[Compute::B, Compute::W], pass),
@@ -25,7 +24,7 @@ pub(super) fn orders_of(program: &Program) -> Vec<Vec<PlacedPass>> {
         let placed = |compute: &Compute| PlacedPass { compute: *compute, chunk: pass.chunk.0 };
         computes.iter().map(placed).collect()
     };
-    program.stages.iter().map(|ops| ops.iter().flat_map(placed_passes).collect()).collect()
+    stages.iter().map(|ops| ops.iter().flat_map(placed_passes).collect()).collect()
 }
 
 /// The builder with the given orders; `None` if a stage's memory does not hold its order, or if the

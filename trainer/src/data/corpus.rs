@@ -3,8 +3,7 @@
 use zbelastic_types::{MicrobatchIndex, Step};
 
 use super::permutation::Permutation;
-use super::{BatchSource, StepTargets, TokenBatch};
-use crate::model::MicrobatchShape;
+use super::{BatchSource, MicrobatchShape, StepTargets, TokenBatch};
 
 /// A text, split into training windows and held-out windows.
 ///
@@ -179,7 +178,7 @@ mod tests {
 
     use super::{Corpus, CorpusConfig, CorpusError};
     use crate::data::BatchSource;
-    use crate::model::MicrobatchShape;
+    use crate::data::MicrobatchShape;
     use zbelastic_types::{MicrobatchIndex, Step};
 
     fn cut(sequences: usize, sequence_len: usize) -> CorpusConfig {

@@ -4,22 +4,12 @@ use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 use zbelastic_consensus::validation::Turn;
-use zbelastic_kernels::{DeviceFault, HostFloats, PendingFloats};
+use zbelastic_kernels::{DeviceFault, HostFloats};
 use zbelastic_types::LayerId;
 
 use super::CopyRefusal;
 use super::frame_split::{FrameLimits, split_into_frames};
-
-/// A layer's gradient on its way to a worker that keeps the layer's copy.
-#[derive(Clone, Debug)]
-pub struct LayerGradient {
-    /// Id of the layer in model order.
-    pub layer: LayerId,
-    /// The turn it was computed in.
-    pub turn: Turn,
-    /// The gradient, in the layer's order. That of a device may still be on its way.
-    pub g: PendingFloats,
-}
+use crate::stage::LayerGradient;
 
 /// Some floats of a layer's gradient. Parts of one gradient share its memory.
 #[derive(Clone, Debug)]

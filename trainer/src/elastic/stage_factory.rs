@@ -9,7 +9,7 @@ use zbelastic_types::{Bytes, Digest, Fingerprint, LayerId, StageIndex, Step};
 use super::{
     CopyRefusal, GradientPart, GradientProgress, LayerCopy, LayerImage, StageFactory, layer_digest,
 };
-use crate::digest::image_digest_on;
+use crate::layer_image::layer_digest_on;
 use crate::model::{LayerClock, LayerSpec, LayerState, LayerTimer, ModelConfig, model_layers};
 use crate::optimizer::{OptimizerConfig, OptimizerUpdate, replay, skip, square_sums};
 use crate::plan::claim_copy;
@@ -86,7 +86,7 @@ impl<F: BackendFactory> StageFactory for BackendStageFactory<F> {
     }
 
     fn digest(&self, image: &LayerImage) -> Digest {
-        image_digest_on(&self.host, image)
+        layer_digest_on(&self.host, image)
     }
 
     fn fits(&self, image: &LayerImage) -> bool {

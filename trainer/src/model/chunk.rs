@@ -10,14 +10,14 @@ use super::buffer_size::BufferSize;
 use super::config::{Family, LayerKind, ModelConfig};
 use super::layer_times::LayerOp;
 use super::layers::{
-    FirstKeys, Logits, MicrobatchShape, PassContext, PassScratch, Projections, SlicePosition,
-    embed_forward, embed_weights,
+    FirstKeys, Logits, PassContext, PassScratch, Projections, SlicePosition, embed_forward,
+    embed_weights,
 };
 use super::pass_stash::{LayerStash, PassStash, download};
 use super::recompute::Recompute;
 use super::state::LayerState;
 use super::tensors::model_layers;
-use crate::data::TokenBatch;
+use crate::data::{MicrobatchShape, TokenBatch};
 
 /// Adds up the bytes of a stash on `backend`.
 pub fn count_bytes<B: ByteCounts, R>(

@@ -7,7 +7,7 @@ use zbelastic_types::{LayerId, TensorIndex};
 use super::features::{AttentionBias, LlamaFeatures, RopeScaling};
 use super::frozen::FrozenTensors;
 use super::lora::LoraConfig;
-use crate::elastic::FLOATS_MAX;
+use crate::layer_image::FLOATS_MAX;
 
 /// The token embedding, which is the first tensor of every model.
 pub(super) const TOKENS_INDEX: TensorIndex = TensorIndex(0);

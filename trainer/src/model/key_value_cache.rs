@@ -10,8 +10,9 @@ use zbelastic_kernels::{AllocateError, Backend, BufferView, BufferViewMut};
 
 use super::buffer_size::BufferSize;
 use super::config::ModelConfig;
-use super::layers::{MicrobatchShape, PassSizes};
+use super::layers::PassSizes;
 use super::pass_stash::PassStash;
+use crate::data::MicrobatchShape;
 use zbelastic_types::LayerRange;
 
 /// What a model has read of one sequence.

@@ -6,7 +6,7 @@ use zbelastic_types::Bytes;
 use super::config::ModelConfig;
 use super::parts::{LayerParts, NonMatrixLayout};
 use super::tensors::LayerSpec;
-use crate::elastic::StateLen;
+use crate::layer_image::StateLen;
 
 /// The bytes of a layer that is trained: weights, candidate, both moments, gradient, and its
 /// matrices in the form products read.

@@ -32,23 +32,7 @@ use super::lora::LoraConfig;
 use super::parts::{LayerParts, LinearParts, NormParts};
 use super::state::LayerState;
 use super::tensors::LayerSpec;
-
-/// The shape of a microbatch: how many sequences of how many tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct MicrobatchShape {
-    /// Sequences of the microbatch.
-    pub sequences: usize,
-    /// Tokens of each sequence.
-    pub sequence_len: usize,
-}
-
-impl MicrobatchShape {
-    /// Tokens of the microbatch, one a row.
-    #[must_use]
-    pub const fn rows(self) -> usize {
-        self.sequences * self.sequence_len
-    }
-}
+use crate::data::MicrobatchShape;
 
 /// Which slice of its sequences a pass is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

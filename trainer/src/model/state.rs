@@ -12,8 +12,7 @@ use super::config::ModelConfig;
 use super::layer_update::{LayerUpdate, UpdateTarget, placed};
 use super::parts::{LayerParts, NonMatrixLayout};
 use super::tensors::LayerSpec;
-use crate::digest::fingerprint;
-use crate::elastic::{LayerImage, PendingImage};
+use crate::layer_image::{LayerImage, PendingImage, fingerprint};
 
 /// Which weights the passes read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

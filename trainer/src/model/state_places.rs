@@ -11,7 +11,7 @@ use zbelastic_kernels::StateRange;
 use super::config::ModelConfig;
 use super::parts::{LayerParts, LinearParts, NormParts};
 use super::tensors::{LayerSpec, TensorSpec};
-use crate::elastic::StateLen;
+use crate::layer_image::StateLen;
 
 /// Gives the tensors of a layer their places.
 pub(super) fn place_state(model: &ModelConfig, spec: &mut LayerSpec) {

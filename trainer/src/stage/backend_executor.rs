@@ -19,7 +19,7 @@ use super::lane_sums::LaneSums;
 use super::offload_target::OffloadTarget;
 use super::pass_pool::PassPool;
 use super::stash_store::StashStore;
-use crate::elastic::LayerImage;
+use crate::layer_image::LayerImage;
 use crate::model::{
     BufferSize, Chunk, LayerState, LayerTimer, MicrobatchShape, ModelConfig, PassContext,
     PassScratch, Recompute, Span, StageTimings, slice_angles,

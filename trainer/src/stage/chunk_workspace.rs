@@ -11,7 +11,7 @@ use super::initial_weights::InitialWeights;
 use super::lane_sums::LaneSums;
 pub(super) use super::pass_pool::MicrobatchSlice;
 use super::pass_pool::PassPool;
-use crate::elastic::LayerImage;
+use crate::layer_image::LayerImage;
 use crate::model::{
     Chunk, LayerState, Logits, ModelConfig, PassStash, model_layers, offload_parts, settle,
 };

@@ -3,12 +3,11 @@
 use zbelastic_consensus::validation::{CandidateAction, GradientReport, TensorSum};
 use zbelastic_kernels::DeviceFault;
 
-use super::events::Output;
+use super::events::{LayerGradient, Output};
 use super::executor::{StageExecutor, UpdateRequest};
 use super::phase::PendingSeal;
 use super::runner::StageRunner;
 use crate::data::BatchSource;
-use crate::elastic::LayerGradient;
 
 impl<W: StageExecutor, S: BatchSource> StageRunner<W, S> {
     /// Freezes the gradient of the turn; yields its sums. The candidate of `expected` is computed

@@ -17,7 +17,7 @@ use super::phase::EnginePhase;
 use super::runner::StageRunner;
 use super::validation::StageValidation;
 use crate::data::BatchSource;
-use crate::elastic::PendingImage;
+use crate::layer_image::PendingImage;
 use crate::model::LayerState;
 use crate::plan::Plan;
 

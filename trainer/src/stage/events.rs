@@ -4,9 +4,9 @@ use serde::{Deserialize, Serialize};
 use zbelastic_consensus::validation::{
     GradientReport, LayerFingerprint, Prefix, Seal, SealRefusal, Turn,
 };
-use zbelastic_kernels::DeviceFault;
+use zbelastic_kernels::{DeviceFault, PendingFloats};
 use zbelastic_schedule::{Flow, Op, Pass};
-use zbelastic_types::{ChunkIndex, StageIndex, Step};
+use zbelastic_types::{ChunkIndex, LayerId, StageIndex, Step};
 
 use super::frame::Frame;
 use super::inbox::BoundaryFrameRefusal;
@@ -14,7 +14,6 @@ use super::initial_weights::InitialWeights;
 use super::injection::Injection;
 use super::partial::{PartialGradient, PartialRefusal};
 use super::stash_store::StashStoreError;
-use crate::elastic::LayerGradient;
 use crate::model::ModelConfig;
 use crate::optimizer::OptimizerConfig;
 use crate::plan::Plan;
@@ -52,6 +51,17 @@ impl StageSetup {
     pub(super) fn attests(&self, step: Step) -> bool {
         self.attest_every > 0 && step.0.is_multiple_of(self.attest_every)
     }
+}
+
+/// A layer's gradient on its way to a worker that keeps the layer's copy.
+#[derive(Clone, Debug)]
+pub struct LayerGradient {
+    /// Id of the layer in model order.
+    pub layer: LayerId,
+    /// The turn it was computed in.
+    pub turn: Turn,
+    /// The gradient, in the layer's order. That of a device may still be on its way.
+    pub g: PendingFloats,
 }
 
 /// An event from outside the stage.

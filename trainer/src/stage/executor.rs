@@ -9,7 +9,7 @@ use zbelastic_types::{ChunkIndex, LayerId, SliceIndex, Step};
 use super::injection::Injection;
 use super::stash_store::StashStoreError;
 use crate::data::TokenBatch;
-use crate::elastic::{LayerImage, PendingImage, layer_digest, layer_fingerprint};
+use crate::layer_image::{LayerImage, PendingImage, layer_digest, layer_fingerprint};
 use crate::model::{Span, TiedEnd, TiedParts};
 
 /// One optimizer update: the values that its numbers depend on besides the settings.

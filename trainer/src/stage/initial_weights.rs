@@ -5,7 +5,7 @@ use std::sync::Arc;
 use zbelastic_kernels::{HostFloats, HostThreads};
 use zbelastic_types::Step;
 
-use crate::elastic::LayerImage;
+use crate::layer_image::LayerImage;
 use crate::model::{LayerSpec, draw_weights};
 
 /// The weights of a run before its first step.

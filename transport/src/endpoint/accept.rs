@@ -13,12 +13,12 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 use zbelastic_identity::{AcceptedPeer, JoinGate, PeerIdentity};
 
-use super::close::CloseCode;
 use super::context::TransportContext;
 use super::greeting::{PeerConnection, receive_hello};
 use super::hello::HelloFault;
 use super::join::{JoinerEnd, JoinerFailure, JoinerFailureSender, serve_join};
 use super::tuning::{open_for_client, open_for_member};
+use crate::close_code::CloseCode;
 use crate::event::TransportEvent;
 use crate::limits::TransportLimits;
 pub(super) use joiner_set::DecidingFlag;

@@ -8,19 +8,20 @@ use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::timeout;
 
 use super::accept::accept_peers;
-use super::close::CloseCode;
 use super::context::{EventSender, TransportContext};
 use super::greeting::Dialler;
 use super::hub::LocalHub;
 use super::live_counters::LiveCounters;
 use super::setup::{BindError, TransportSetup};
 use super::socket::bind_udp;
+use super::supervisor::PeerSupervisor;
 use super::transport::Shared;
 use super::tuning::{QuicConfigs, endpoint_config};
-use super::version::SpokenVersions;
+use crate::close_code::CloseCode;
 use crate::event::EventQueue;
 use crate::frame::{FrameRules, PartPool};
-use crate::peers::{DesiredPeers, Directory, PeerSupervisor};
+use crate::peers::{DesiredPeers, Directory};
+use crate::version::SpokenVersions;
 
 /// Peers that wait for the supervisor after their hello was read. More wait with their handshake.
 const CONNECTIONS_WAITING_MAX: usize = 64;

@@ -14,15 +14,15 @@ use zbelastic_identity::{
     AcceptedPeer, Credentials, PeerIdentity, PeerIdentityRefusal, UnixSeconds, shown_authority,
 };
 
-use super::close::CloseCode;
 use super::greeting::{SERVER_NAME, exchange_hellos};
 use super::hello::PeerHello;
-use super::problem::problem_of;
 use super::socket::bind_udp;
 use super::tuning::{client_config, dialling_endpoint_config, open_for_client};
-use super::version::{VERSIONS, VersionRange};
+use crate::close_code::CloseCode;
+use crate::dial_problem::{DialProblem, problem_of};
 use crate::limits::{PEER_ADDRESSES_MAX, TransportLimits};
 use crate::request::{RequestError, send_request};
+use crate::version::VERSIONS;
 
 /// Most addresses that are tried.
 const ADDRESSES_MAX: usize = 64;
@@ -203,47 +203,4 @@ pub struct ConnectAttempt {
     pub address: String,
     /// Why it did not work.
     pub problem: DialProblem,
-}
-
-/// Why dialling an address led to no connection.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum DialProblem {
-    /// Not of the form `host:port`.
-    #[error("not of the form host:port")]
-    NotAnAddress,
-    /// The name is not known.
-    #[error("no such host")]
-    NoSuchHost,
-    /// No answer came in time.
-    #[error("no answer")]
-    NobodyAnswers,
-    /// A process answers, but not with a certificate of this cluster.
-    #[error("it is not a node of this cluster")]
-    NotThisCluster,
-    /// A node of the cluster answers, and trusts no authority that vouches for our certificate.
-    #[error("E2015 the cluster does not believe the authority that issued our certificate")]
-    AuthorityRetired,
-    /// A node of the cluster answers, but not the one that was dialled.
-    #[error("another node answers there")]
-    AnotherNode,
-    /// A certificate is out of date, ours or the peer's; or a clock is wrong.
-    #[error("a certificate is expired or not yet valid: {why}")]
-    CertificateExpired {
-        /// Which one and when.
-        why: String,
-    },
-    /// No version in common.
-    #[error("it speaks protocol versions {theirs}, this program speaks {ours}")]
-    Version {
-        /// The versions that this program supports.
-        ours: VersionRange,
-        /// The versions that the peer supports.
-        theirs: VersionRange,
-    },
-    /// The peer closed the connection on purpose.
-    #[error("refused: {0}")]
-    Refused(CloseCode),
-    /// Another failure, in words.
-    #[error("{0}")]
-    Other(String),
 }

@@ -7,13 +7,12 @@ use zbelastic_identity::PeerIdentity;
 
 use super::hub::LocalHub;
 use super::live_counters::LiveCounters;
-use super::setup::ProcessStart;
 use super::transport::{BulkSource, FrameSink};
-use super::version::SpokenVersions;
 use crate::event::TransportEvent;
 use crate::frame::{FrameRules, PartPool};
 use crate::limits::TransportLimits;
-use crate::peers::{DesiredPeers, Directory};
+use crate::peers::{DesiredPeers, Directory, ProcessStart};
+use crate::version::SpokenVersions;
 
 /// Of the space for events, one part in this many is kept for events that must not be lost.
 const EVENTS_RESERVED_SHARE: usize = 8;

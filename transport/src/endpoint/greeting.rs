@@ -9,15 +9,14 @@ use tokio::time::timeout;
 use zbelastic_identity::{AcceptedPeer, PeerIdentity, PeerRole};
 use zbelastic_types::NodeId;
 
-use super::client::DialProblem;
-use super::close::CloseCode;
 use super::context::TransportContext;
 use super::hello::{HelloFault, PeerHello};
 use super::hub::AdmissionHandle;
-use super::problem::problem_of;
-use super::version::{VERSIONS, VersionRange};
+use crate::close_code::CloseCode;
+use crate::dial_problem::{DialProblem, problem_of};
 use crate::event::DownReason;
 use crate::peers::LinkFacts;
+use crate::version::{VERSIONS, VersionRange};
 
 /// The server name that a dialler sends: it is not checked, certificates name nodes.
 pub(super) const SERVER_NAME: &str = "zbelastic";

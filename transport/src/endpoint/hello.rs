@@ -16,10 +16,10 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-use super::setup::ProcessStart;
-use super::version::VersionRange;
 use crate::event::TransportPath;
 use crate::local::{HostIdentity, LocalOffer};
+use crate::peers::ProcessStart;
+use crate::version::VersionRange;
 
 /// The longest body. Ours has below 300 bytes.
 const BODY_BYTES_MAX: usize = 1024;

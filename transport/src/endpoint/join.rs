@@ -11,8 +11,8 @@ use zbelastic_identity::{
 };
 
 use super::accept::DecidingFlag;
-use super::close::CloseCode;
 use super::context::TransportContext;
+use crate::close_code::CloseCode;
 use crate::event::TransportEvent;
 
 /// The end of serving a joiner.

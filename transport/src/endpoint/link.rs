@@ -12,6 +12,7 @@ mod establish;
 mod lanes;
 mod local;
 mod receive;
+mod requests;
 mod streams;
 
 use std::sync::Arc;
@@ -24,35 +25,16 @@ use zbelastic_types::NodeId;
 
 pub(crate) use client::run_client;
 pub(super) use streams::BULK_STREAM;
-pub(crate) use streams::REQUEST_STREAM;
 
-use super::close::CloseCode;
 use super::context::TransportContext;
 use super::greeting::{ConnectionCloser, PeerConnection};
-use super::version::VersionRange;
-use crate::control::ControlQueue;
+use crate::close_code::CloseCode;
 use crate::event::{DownReason, PeerViolation, TransportEvent, TransportPath};
-use crate::frame::FrameQueue;
-use crate::local::LocalOffer;
-use zbelastic_identity::PeerIdentity;
 
 /// How long the same-host sockets stay open after this side closed, so that the peer learns of the
 /// close before their end: else it would report that this process ended. It closes its ends as soon
 /// as it knows.
 const ORDERLY_CLOSE: Duration = Duration::from_millis(500);
-
-/// A connection to a member, with lanes that work. Senders enqueue here.
-#[derive(Debug)]
-pub(crate) struct PeerLink {
-    pub(crate) peer: PeerIdentity,
-    pub(crate) versions: VersionRange,
-    pub(crate) path: TransportPath,
-    pub(crate) connection: Connection,
-    pub(crate) control: ControlQueue,
-    pub(crate) frames: FrameQueue,
-    /// Admission to the peer's same-host socket, for the Bulk lane.
-    pub(crate) offer: Option<LocalOffer>,
-}
 
 /// The end of a connection: of which node, and why.
 #[derive(Clone, Copy, Debug)]

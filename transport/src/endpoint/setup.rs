@@ -9,6 +9,7 @@ use zbelastic_identity::Credentials;
 
 use crate::limits::TransportLimits;
 use crate::local::LocalBindError;
+use crate::peers::ProcessStart;
 
 /// Credentials, addresses and limits of a transport.
 #[derive(Clone, Debug)]
@@ -23,16 +24,6 @@ pub struct TransportSetup {
     pub start: ProcessStart,
     /// The limits on connections, queues, lengths and times.
     pub limits: TransportLimits,
-}
-
-/// Which start of a node a process is. Of two processes that claim one identity, the later boot
-/// stays; with equal boots and different lives, the one that was there first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct ProcessStart {
-    /// Counted from 1 in the node's data folder.
-    pub boot: u64,
-    /// Drawn at the start: it distinguishes this process from one with a copy of the folder.
-    pub life: u64,
 }
 
 /// Why a transport cannot be bound.

@@ -8,7 +8,17 @@ use std::collections::BTreeMap;
 
 use zbelastic_types::NodeId;
 
-use crate::endpoint::{CloseCode, ProcessStart};
+use crate::close_code::CloseCode;
+
+/// Which start of a node a process is. Of two processes that claim one identity, the later boot
+/// stays; with equal boots and different lives, the one that was there first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ProcessStart {
+    /// Counted from 1 in the node's data folder.
+    pub boot: u64,
+    /// Drawn at the start: it distinguishes this process from one with a copy of the folder.
+    pub life: u64,
+}
 
 /// The facts of a connection that both ends know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

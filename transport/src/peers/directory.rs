@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 
 use zbelastic_types::NodeId;
 
-use crate::endpoint::PeerLink;
+use super::peer_link::PeerLink;
 use crate::frame::{FrameNotQueued, FrameOutlet, FrameQueue, OutgoingFrame, frame_queue};
 
 /// The peers that are there now. Every send looks here, on any thread; the task of a connection

@@ -6,8 +6,8 @@ use quinn::{Connection, RecvStream, SendStream, WriteError};
 use tokio::time::timeout;
 
 use super::RequestError;
-use super::serve::{RequestOutcome, read_growing};
-use crate::endpoint::{CloseCode, REQUEST_STREAM};
+use super::wire::{REQUEST_STREAM, RequestOutcome, read_growing};
+use crate::close_code::CloseCode;
 use crate::limits::{ANSWER_BYTES_MAX, REQUEST_BYTES_MAX};
 
 /// Sends a request on a new stream and waits for the answer. To drop the future is to cancel it.

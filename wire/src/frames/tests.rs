@@ -381,7 +381,7 @@ fn the_ends_of_a_tied_model_send_each_other_a_matrix() {
 /// The largest plan there may be: no two kinds of its frames share a class.
 #[test]
 fn every_frame_of_a_large_plan_has_a_class_of_its_own() {
-    let chunks = 2 * zbelastic_consensus::plan::STAGES_MAX as u32;
+    let chunks = 2 * zbelastic_consensus::job::STAGES_MAX as u32;
     let layers = zbelastic_consensus::job::LAYERS_MAX as u32;
     let partials = (0..chunks).flat_map(|chunk| {
         (0..PARTIAL_PIECES_MAX).map(move |piece| TensorFrameKind::Partial(ChunkIndex(chunk), piece))

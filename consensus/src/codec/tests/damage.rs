@@ -8,9 +8,10 @@ use serde::de::DeserializeOwned;
 
 use super::super::{DecodeError, Format, decode, encode};
 use super::samples::{briefing, entries, envelope, messages, running, state};
+use crate::codec::MESSAGE_BYTES_MAX;
 use crate::entry::Entry;
 use crate::fixture::{FixtureLog, spec};
-use crate::message::{Envelope, MESSAGE_BYTES_MAX};
+use crate::message::Envelope;
 use crate::state::State;
 
 const LIMIT: usize = 1 << 20;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use zbelastic_types::{ClusterId, Incarnation, NodeId, Step};
 
 use super::harness::{BOOT, BriefingContent, CONTROLLERS, NODE, SessionHarness, TIMING, briefing};
-use crate::contact::Contacts;
+use crate::contacts::Contacts;
 use crate::entry::Entry;
 use crate::fixture::{CLUSTER, FixtureLog, RESOURCES, contact, spec};
 use crate::member::{AdmissionRefusal, Holder, Role};

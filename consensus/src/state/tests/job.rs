@@ -8,9 +8,8 @@ use crate::entry::Entry;
 use crate::fixture::{CLUSTER, FixtureLog, spec};
 use crate::job::{
     CHECKPOINT_EVERY_MAX, COPIES_MAX, DOCUMENT_BYTES_MAX, HaltReason, JobChange, JobPhase,
-    JobRefusal, JobSpec, LAYERS_MAX, REPLAYS_MAX, TENSORS_MAX,
+    JobRefusal, JobSpec, LAYERS_MAX, REPLAYS_MAX, STAGES_MAX, TENSORS_MAX,
 };
-use crate::plan::STAGES_MAX;
 use crate::state::{State, StateChange};
 use crate::validation::{GuardPolicy, Verdict};
 

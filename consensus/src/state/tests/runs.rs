@@ -7,7 +7,8 @@ use zbelastic_types::{Digest, RunId, Step};
 use crate::entry::Entry;
 use crate::fixture::{CLUSTER, FixtureLog, spec};
 use crate::job::{JobChange, JobPhase, JobRefusal, JobSpec, RunOrigin};
-use crate::run::{RUNS_MAX, RunRecord, is_run_name, run_name_of};
+use crate::run::{RUNS_MAX, is_run_name, run_name_of};
+use crate::run_record::RunRecord;
 use crate::state::{State, StateChange};
 
 /// A run of the usual kind with another name and configuration.

@@ -15,7 +15,6 @@ use super::super::lanes::{LANES, Lanes, dispatch};
 use super::super::math::exp;
 use super::super::matmul::{
     BLOCK_DEPTH, Panels, PrefetchRange, ProductStrip, RowSource, STRIP, multiply_strip, pack_rows,
-    padded,
 };
 use super::super::shared::SharedRows;
 use super::forward::softmax_scale;
@@ -24,6 +23,7 @@ use super::heads::{
 };
 use super::{QUERIES, SCORE_STRIDE, key_limit, key_start};
 use crate::backend::{AttentionMask, AttentionShape};
+use crate::panels::padded;
 
 /// Results of the forward pass, and the gradient of the output.
 #[derive(Clone, Copy)]

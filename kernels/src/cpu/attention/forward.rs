@@ -7,7 +7,7 @@ use super::super::instruction_set::InstructionSet;
 use super::super::lanes::{LANES, Lanes, dispatch};
 use super::super::math::exp;
 use super::super::matmul::{
-    BLOCK_DEPTH, Panels, PrefetchRange, ProductStrip, RowSource, multiply_strip, pack_rows, padded,
+    BLOCK_DEPTH, Panels, PrefetchRange, ProductStrip, RowSource, multiply_strip, pack_rows,
 };
 use super::super::shared::SharedRows;
 use super::heads::{
@@ -15,6 +15,7 @@ use super::heads::{
 };
 use super::{QUERIES, SCORE_STRIDE, key_limit, key_start};
 use crate::backend::{AttentionMask, AttentionShape};
+use crate::panels::padded;
 
 pub(in super::super) fn forward(
     cpu: &CpuBackend,

@@ -5,10 +5,10 @@ use std::cell::RefCell;
 use super::super::instruction_set::InstructionSet;
 use super::super::matmul::{
     BLOCK_DEPTH, PanelSource, RowSource, STRIP_FLOATS, pack_as_is, pack_rows, pack_transposed,
-    padded,
 };
 use super::{QUERIES, SCORE_STRIDE};
 use crate::backend::AttentionShape;
+use crate::panels::padded;
 
 /// A run of columns of the rows of one sequence.
 #[derive(Clone, Copy)]

@@ -3,10 +3,11 @@
 use std::ops::Range;
 
 use super::super::lanes::{LANES, Lanes, dispatch};
-use super::tile::{STRIP, fetch_line, padded};
-use super::{BLOCK_DEPTH, PANEL};
+use super::BLOCK_DEPTH;
+use super::tile::{STRIP, fetch_line};
 use crate::backend::AllocateError;
 use crate::cpu::buffer::{CpuArena, CpuBuffer};
+use crate::panels::{PANEL, packed_len, padded};
 
 /// A right factor of `depth` rows and `columns` columns, in panels of [`PANEL`] columns.
 ///
@@ -24,13 +25,8 @@ impl PackedMatrix {
         depth: usize,
         columns: usize,
     ) -> Result<Self, AllocateError> {
-        let floats = arena.allocate(Self::packed_len(depth, columns))?;
+        let floats = arena.allocate(packed_len(depth, columns))?;
         Ok(Self { depth, columns, floats })
-    }
-
-    /// Floats such a matrix has.
-    pub(crate) fn packed_len(depth: usize, columns: usize) -> usize {
-        depth * padded(columns)
     }
 
     pub(crate) fn depth(&self) -> usize {

@@ -3,12 +3,12 @@
 use std::ops::Range;
 
 use super::super::instruction_set::InstructionSet;
+use super::BLOCK_DEPTH;
 use super::packed::{PackedMatrix, PanelSource, pack_as_is, pack_transposed};
-use super::tile::padded;
-use super::{BLOCK_DEPTH, PANEL};
 use crate::backend::{AllocateError, MatrixShape};
 use crate::cpu::buffer::CpuArena;
 use crate::cpu::shared::SharedRows;
+use crate::panels::{PANEL, packed_lens, padded};
 
 /// Rows of the matrix that are packed as one piece: a few panels of the forward product. They
 /// divide a block of the other one.
@@ -34,21 +34,13 @@ impl MatrixPair {
         })
     }
 
-    /// Floats such a matrix takes in both packings.
-    pub(crate) fn packed_len(shape: MatrixShape) -> [usize; 2] {
-        [
-            PackedMatrix::packed_len(shape.inputs, shape.outputs),
-            PackedMatrix::packed_len(shape.outputs, shape.inputs),
-        ]
-    }
-
     pub(crate) fn shape(&self) -> MatrixShape {
         self.shape
     }
 
     /// Opens the matrix for tasks that each write other rows.
     pub(crate) fn writer(&mut self) -> PairWriter<'_> {
-        let [forward, backward] = Self::packed_len(self.shape);
+        let [forward, backward] = packed_lens(self.shape);
         PairWriter {
             shape: self.shape,
             forward: SharedRows::new(self.forward.floats_mut(), forward.max(1)),

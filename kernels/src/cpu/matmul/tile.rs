@@ -18,7 +18,8 @@ pub(super) use prefetch::fetch_line;
 
 use super::super::instruction_set::InstructionSet;
 use super::super::lanes::{LANES, dispatch};
-use super::{BLOCK_DEPTH, PANEL};
+use super::BLOCK_DEPTH;
+use crate::panels::{PANEL, padded};
 use prefetch::Prefetcher;
 
 /// Rows of the left factor that are packed together: a vector for each factor.
@@ -84,11 +85,6 @@ pub(crate) struct ProductStrip<'a> {
     pub(crate) columns: usize,
     /// Whether to add to the product that is there.
     pub(crate) add: bool,
-}
-
-/// Floats that panels of `columns` columns have for each factor.
-pub(crate) fn padded(columns: usize) -> usize {
-    columns.next_multiple_of(LANES)
 }
 
 /// A strip, packed so that its rows lie side by side for each factor, by as many panels as the

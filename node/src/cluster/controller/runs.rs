@@ -6,7 +6,7 @@ use std::sync::Arc;
 use zbelastic_checkpoint::{CheckpointId, Manifest};
 use zbelastic_consensus::checkpoint::CheckpointRecord;
 use zbelastic_consensus::job::{Job, JobPhase, JobSpec, RunOrigin};
-use zbelastic_consensus::run::RunRecord;
+use zbelastic_consensus::run_record::RunRecord;
 use zbelastic_consensus::state::State;
 use zbelastic_policy::data::DataName;
 use zbelastic_trainer::digest::state_digest;

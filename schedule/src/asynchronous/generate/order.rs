@@ -6,8 +6,8 @@ use zbelastic_types::{ChunkIndex, MicrobatchIndex};
 
 use crate::asynchronous::kind::AsyncKind;
 use crate::asynchronous::program::AsyncProgram;
-use crate::generate::one_f_one_b_run;
 use crate::op::{Compute, Flow, Op, Pass};
+use crate::orders::one_f_one_b_run;
 
 /// Forward passes that AvgPipe runs further ahead than 1F1B, so that a stage has passes to run
 /// while results travel (Chen et al., PPoPP 2023: advance forward propagation).

@@ -3,8 +3,9 @@
 use zbelastic_types::StageIndex;
 
 use super::{MemorySavings, ScheduleProblem, cost};
+use crate::kind::OffloadChunks;
 use crate::memory::{ChunkMemory, PassFootprint};
-use crate::offload::{OffloadChunks, OffloadRequest, offload};
+use crate::offload::{OffloadRequest, offload};
 use crate::op::{Compute, MemoryOp, Op, Pass};
 use crate::pass_table::PassTable;
 use crate::program::Program;

@@ -5,7 +5,7 @@ use zbelastic_kernels::{Backend, DeviceFault, Pending};
 use zbelastic_types::{LayerId, Step};
 
 use super::BackendExecutor;
-use crate::elastic::{LayerImage, PendingImage};
+use crate::layer_image::{LayerImage, PendingImage};
 use crate::model::LayerState;
 use crate::stage::executor::SealedState;
 

@@ -11,7 +11,7 @@ use tokio::task::{Id, JoinError, JoinSet};
 use zbelastic_identity::network_of;
 
 use super::pending_handshakes::{CrowdLimits, most_crowded};
-use crate::endpoint::close::CloseCode;
+use crate::close_code::CloseCode;
 use crate::endpoint::join::JoinerEnd;
 use crate::limits::TransportLimits;
 

@@ -6,12 +6,12 @@ use tokio::time::timeout;
 
 use super::LaneEnd;
 use super::streams::accept_two_way;
-use crate::endpoint::close::CloseCode;
+use crate::close_code::CloseCode;
 use crate::endpoint::context::TransportContext;
 use crate::endpoint::greeting::PeerConnection;
 use crate::endpoint::hello::PeerHello;
-use crate::endpoint::version::VERSIONS;
 use crate::event::{DownReason, PeerViolation};
+use crate::version::VERSIONS;
 
 /// Answers a client until its connection ends.
 pub(crate) async fn run_client(context: Arc<TransportContext>, peer_connection: PeerConnection) {

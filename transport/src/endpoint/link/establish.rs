@@ -6,7 +6,6 @@ use std::sync::Arc;
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 
-use super::PeerLink;
 use crate::control::ControlQueue;
 use crate::endpoint::context::TransportContext;
 use crate::endpoint::greeting::{DialSide, PeerConnection, hello_to_member};
@@ -15,6 +14,7 @@ use crate::endpoint::hub::{AdmissionHandle, LocalHub};
 use crate::event::TransportPath;
 use crate::frame::FrameOutlet;
 use crate::local::{LocalAdmission, LocalArrival, LocalLane, LocalOffer, dial};
+use crate::peers::PeerLink;
 
 /// A connection with a known path, which the directory has, and the inputs of its lanes.
 pub(super) struct EstablishedLink {

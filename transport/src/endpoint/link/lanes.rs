@@ -5,15 +5,15 @@ use std::sync::Arc;
 use quinn::{SendStream, VarInt, WriteError};
 use tokio::task::JoinSet;
 
+use super::LaneEnd;
 use super::establish::EstablishedLink;
 use super::local::{carry_sockets, serve_arrivals};
 use super::streams::{CONTROL_STREAM, LONG_STREAM, TENSOR_STREAM, accept_one_way, accept_two_way};
-use super::{LaneEnd, PeerLink};
 use crate::control::{write_long, write_short};
 use crate::endpoint::context::TransportContext;
 use crate::event::TransportPath;
 use crate::frame::FrameOutlet;
-use crate::peers::{ControlKind, MessageKind, may_send};
+use crate::peers::{ControlKind, MessageKind, PeerLink, may_send};
 
 /// How often a control stream that broke is opened again on one connection.
 const CONTROL_REOPENS_MAX: u32 = 16;

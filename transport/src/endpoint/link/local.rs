@@ -6,16 +6,16 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
+use super::LaneEnd;
 use super::establish::LocalSockets;
 use super::receive::{receive_control, receive_frames, serve_bulk};
-use super::{LaneEnd, PeerLink};
+use crate::close_code::CloseCode;
 use crate::control::write_all_sizes;
-use crate::endpoint::close::CloseCode;
 use crate::endpoint::context::TransportContext;
 use crate::event::{PeerViolation, TransportPath};
 use crate::frame::FrameOutlet;
 use crate::local::{LocalAdmission, LocalArrival, LocalLane};
-use crate::peers::{MessageKind, may_send};
+use crate::peers::{MessageKind, PeerLink, may_send};
 
 /// Bulk connections of one peer at once. More are closed.
 const BULK_SOCKETS_MAX: usize = 32;

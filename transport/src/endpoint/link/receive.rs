@@ -6,14 +6,14 @@ use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite};
 use zbelastic_identity::PeerIdentity;
 
-use super::{LaneEnd, PeerLink};
+use super::LaneEnd;
 use crate::bulk::{ServeBulkError, serve};
+use crate::close_code::CloseCode;
 use crate::control::{ControlFault, ControlReader};
-use crate::endpoint::close::CloseCode;
 use crate::endpoint::context::TransportContext;
 use crate::event::{PeerViolation, TransportEvent, TransportPath};
 use crate::frame::{FrameArrival, FrameReader, ReadFrameError, ReceivedFrame};
-use crate::peers::{ControlKind, MessageKind, may_send};
+use crate::peers::{ControlKind, MessageKind, PeerLink, may_send};
 
 /// How a lane ends when its stream does.
 const fn end_of_stream(path: TransportPath) -> LaneEnd {

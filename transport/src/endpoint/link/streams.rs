@@ -6,13 +6,14 @@ use quinn::{Connection, RecvStream, SendStream};
 use tokio::task::JoinSet;
 use zbelastic_identity::PeerIdentity;
 
+use super::LaneEnd;
 use super::receive::{receive_control, receive_frames, serve_bulk};
-use super::{LaneEnd, PeerLink};
-use crate::endpoint::close::CloseCode;
+use super::requests::serve_request;
+use crate::close_code::CloseCode;
 use crate::endpoint::context::TransportContext;
 use crate::event::{PeerViolation, TransportPath};
-use crate::peers::{ControlKind, MessageKind, may_send};
-use crate::request::serve_request;
+use crate::peers::{ControlKind, MessageKind, PeerLink, may_send};
+use crate::request::REQUEST_STREAM;
 
 /// Short control messages, one way.
 pub(super) const CONTROL_STREAM: u8 = 0x10;
@@ -20,8 +21,6 @@ pub(super) const CONTROL_STREAM: u8 = 0x10;
 pub(super) const LONG_STREAM: u8 = 0x11;
 /// Type byte of a stream of frames, one way.
 pub(super) const TENSOR_STREAM: u8 = 0x12;
-/// A request, both ways.
-pub(crate) const REQUEST_STREAM: u8 = 0x20;
 /// Requests for bodies, both ways.
 pub(in crate::endpoint) const BULK_STREAM: u8 = 0x21;
 

@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use zbelastic_types::Digest;
 
-use super::image::{HEADER_LEN, ImageError, LayerHeader, StateLen};
+use super::{HEADER_LEN, ImageError, LayerHeader, StateLen};
 use crate::digest::{
     HASHED_CHUNK_LEN, HASHED_HEAD_LEN, HashSubtrees, SubtreeHasher, hashed_bytes, hashed_head,
 };
@@ -144,7 +144,7 @@ impl PrefixHasher {
 
 /// The tree of a layer's digest, cut behind the chunk that the last weight lies in.
 fn tree(floats: StateLen) -> HashSubtrees {
-    let len = hashed_bytes(floats);
+    let len = hashed_bytes(floats.floats());
     let weights = (HASHED_HEAD_LEN + 4 * floats.weights) as u64;
     let cut = weights.next_multiple_of(HASHED_CHUNK_LEN).min(len);
     HashSubtrees { len, cut, max: SUBTREE_BYTES }

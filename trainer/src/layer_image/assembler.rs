@@ -4,8 +4,8 @@ use zbelastic_kernels::HostFloats;
 use zbelastic_types::{Digest, LayerId, Step};
 
 use super::digester::{ImageDigester, fill};
-use super::image::{ImageError, LayerHeader, LayerImage, StateLen};
 use super::weights::ChainingValue;
+use super::{ImageError, LayerHeader, LayerImage, StateLen};
 
 /// Bytes of a float.
 const FLOAT_LEN: usize = 4;

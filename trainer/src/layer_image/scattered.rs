@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use zbelastic_kernels::HostFloats;
 
-use super::image::{HEADER_LEN, ImageError, LayerHeader, LayerImage, StateLen, image_bytes};
+use super::{HEADER_LEN, ImageError, LayerHeader, LayerImage, StateLen, image_bytes};
 
 /// Bytes of a float.
 const FLOAT_LEN: usize = 4;

@@ -1,10 +1,23 @@
 //! A layer as it travels and as it lies in a checkpoint.
+//!
+//! A layer is named by its id and its version, the number of steps sealed before it. The state that
+//! travels is always sealed state: weights and both moments.
 
-use zbelastic_kernels::reference::state_sums;
+mod assembler;
+mod digester;
+mod identity;
+mod scattered;
+mod weights;
+
+pub use assembler::{LayerAssembler, LoadedLayer, LoadedWeights};
+pub use digester::ImageDigester;
+pub(crate) use identity::{fingerprint, layer_digest_on};
+pub use identity::{layer_digest, layer_fingerprint};
+pub use scattered::ScatteredLayer;
+pub use weights::{ChainingValue, moment_subtrees, moment_value, nth_moment_value, weights_end};
+
 use zbelastic_kernels::{DeviceFault, HostFloats, PendingFloats};
-use zbelastic_types::{Digest, Fingerprint, LayerId, Step};
-
-use super::assembler::LayerAssembler;
+use zbelastic_types::{LayerId, Step};
 
 /// The version of the form in which moments are as long as weights.
 const FORMAT_VERSION: u8 = 1;
@@ -12,7 +25,7 @@ const FORMAT_VERSION: u8 = 1;
 const SHORT_FORMAT_VERSION: u8 = 2;
 /// Version, layer, step and the lengths of the parts: one in 8 bytes, where they are equal; or that of
 /// weights, less one, and that of each of the moments in 4 bytes.
-pub(super) const HEADER_LEN: usize = 1 + 4 + 8 + 8;
+const HEADER_LEN: usize = 1 + 4 + 8 + 8;
 /// Bytes of an encoded layer from which [`StateLen::of_header`] reads its lengths.
 pub const IMAGE_HEADER_LEN: usize = HEADER_LEN;
 /// Floats in one part at most: 16 GiB each of weights and moments. No larger layer is trained.
@@ -236,11 +249,11 @@ impl LayerImage {
 
 /// What stands before a layer's weights.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct LayerHeader {
-    pub(super) layer: LayerId,
-    pub(super) version: Step,
+struct LayerHeader {
+    layer: LayerId,
+    version: Step,
     /// Floats of its parts.
-    pub(super) len: StateLen,
+    len: StateLen,
 }
 
 impl LayerHeader {
@@ -260,7 +273,7 @@ impl LayerHeader {
         bytes
     }
 
-    pub(super) fn decode(header: &[u8; HEADER_LEN]) -> Result<Self, ImageError> {
+    fn decode(header: &[u8; HEADER_LEN]) -> Result<Self, ImageError> {
         let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| header[at + i]));
         let half = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| header[at + i]));
         let (weights, moments) = match header[0] {
@@ -282,7 +295,7 @@ impl LayerHeader {
     }
 
     /// Bytes of the layer, this header included.
-    pub(super) const fn image_bytes(self) -> u64 {
+    const fn image_bytes(self) -> u64 {
         image_bytes(self.len)
     }
 }
@@ -294,18 +307,4 @@ fn extend_with_floats(bytes: &mut Vec<u8>, floats: &[f32]) {
     } else {
         bytes.extend(floats.iter().flat_map(|x| x.to_le_bytes()));
     }
-}
-
-/// The digest of a layer at a version: equal digests mean equal bits.
-#[must_use]
-pub fn layer_digest(image: &LayerImage) -> Digest {
-    crate::digest::image_digest(image)
-}
-
-/// The fingerprint of a layer at a version: what its holders compare. Slow: a device adds it up
-/// where the layer lies.
-#[must_use]
-pub fn layer_fingerprint(image: &LayerImage) -> Fingerprint {
-    let LayerImage { layer, version, w, m, v } = image;
-    crate::digest::fingerprint(*layer, *version, image.state_len(), state_sums([w, m, v]))
 }

@@ -2,8 +2,8 @@
 
 use zbelastic_types::Digest;
 
-use super::image::{HEADER_LEN, ImageError, LayerHeader, StateLen, image_bytes};
 use super::weights::{ChainingValue, PrefixHasher, weights_end};
+use super::{HEADER_LEN, ImageError, LayerHeader, StateLen, image_bytes};
 use crate::digest::LayerHasher;
 
 /// Computes the digest of a layer from its encoded bytes, pushed in order, in pieces of any size.
@@ -142,7 +142,7 @@ mod tests {
     use zbelastic_types::{LayerId, Step};
 
     use super::*;
-    use crate::elastic::{LayerImage, layer_digest};
+    use crate::layer_image::{LayerImage, layer_digest};
 
     fn digest(bytes: &[u8], piece: usize, expected: u64) -> Result<Digest, ImageError> {
         let mut digester = ImageDigester::new(expected);

@@ -2,7 +2,7 @@
 
 use super::{dual_pipe_v, zb_v};
 use crate::kind::{ChunkCounts, ScheduleKind};
-use crate::program::{PASS_COUNT_MAX, TEXT_COUNT_MAX};
+use crate::limits::{PASS_COUNT_MAX, TEXT_COUNT_MAX};
 
 /// How large a pipeline is: what a generator needs to know beside the stage it writes for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,7 +125,7 @@ fn slices_text(kind: ScheduleKind) -> String {
 /// Whether a schedule has a program of that size.
 ///
 /// # Errors
-/// As [`generate_sized`](super::generate_sized).
+/// As [`generate_sized`](crate::generate_sized).
 pub fn check_size(kind: ScheduleKind, size: PipelineSize) -> Result<(), GenerateError> {
     let PipelineSize { stage_count, chunks_per_stage, microbatch_count, slice_count } = size;
     let expected = kind.chunk_counts();
@@ -225,7 +225,7 @@ mod tests {
     use super::{GenerateError, PipelineSize};
     use crate::generate::generate_sized;
     use crate::kind::ScheduleKind;
-    use crate::program::{PASS_COUNT_MAX, TEXT_COUNT_MAX};
+    use crate::limits::{PASS_COUNT_MAX, TEXT_COUNT_MAX};
 
     fn check(kind: ScheduleKind, size: (u32, u32), expected: Result<(), GenerateError>) {
         check_sized(kind, PipelineSize::of(kind, size.0, size.1), expected);

@@ -1,4 +1,7 @@
-//! The task that owns the state of the peers.
+//! The task that owns the state of the peers: it dials those that are desired and not connected, decides
+//! which of two connections stays, and closes those of banned peers.
+
+mod peer_state;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,15 +11,16 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use zbelastic_types::NodeId;
 
-use super::admission::{ClientDecision, LinkDecision, LinkFacts, admit, admit_client};
-use super::backoff::pause_before_dial;
-use super::desired_peers::DesiredPeers;
-use super::peer_state::{DialState, PeerState, PresentLink};
-use crate::endpoint::{
-    CloseCode, ConnectionCloser, DialProblem, Dialler, LinkEnd, PeerConnection, PeerDialFailure,
-    TransportContext, run_client, run_link,
-};
+use super::context::TransportContext;
+use super::greeting::{ConnectionCloser, Dialler, PeerConnection, PeerDialFailure};
+use super::link::{LinkEnd, run_client, run_link};
+use crate::close_code::CloseCode;
+use crate::dial_problem::DialProblem;
 use crate::event::{DownReason, TransportEvent};
+use crate::peers::{
+    ClientDecision, DesiredPeers, LinkDecision, LinkFacts, admit, admit_client, pause_before_dial,
+};
+use peer_state::{DialState, PeerState, PresentLink};
 
 /// Where the supervisor receives connections that others dialled.
 pub(crate) type ConnectionReceiver = mpsc::Receiver<PeerConnection>;

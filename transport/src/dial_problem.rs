@@ -1,9 +1,11 @@
-//! The meaning of a broken connection's error for the peer that was dialled.
+//! Why dialling led to no connection, and the meaning of a broken connection's error for the peer
+//! that was dialled.
 
 use quinn::ConnectionError;
+use thiserror::Error;
 
-use super::client::DialProblem;
-use super::close::CloseCode;
+use crate::close_code::CloseCode;
+use crate::version::VersionRange;
 
 /// TLS alerts are carried as this plus the alert (RFC 9001, 4.8).
 const TLS_ALERTS: std::ops::RangeInclusive<u64> = 0x100..=0x1ff;
@@ -12,8 +14,51 @@ const CLOCK_CODE: &str = "E2010";
 /// The code that stands in every refusal of a certificate by an untrusted authority.
 const AUTHORITY_CODE: &str = "E2015";
 
+/// Why dialling an address led to no connection.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum DialProblem {
+    /// Not of the form `host:port`.
+    #[error("not of the form host:port")]
+    NotAnAddress,
+    /// The name is not known.
+    #[error("no such host")]
+    NoSuchHost,
+    /// No answer came in time.
+    #[error("no answer")]
+    NobodyAnswers,
+    /// A process answers, but not with a certificate of this cluster.
+    #[error("it is not a node of this cluster")]
+    NotThisCluster,
+    /// A node of the cluster answers, and trusts no authority that vouches for our certificate.
+    #[error("E2015 the cluster does not believe the authority that issued our certificate")]
+    AuthorityRetired,
+    /// A node of the cluster answers, but not the one that was dialled.
+    #[error("another node answers there")]
+    AnotherNode,
+    /// A certificate is out of date, ours or the peer's; or a clock is wrong.
+    #[error("a certificate is expired or not yet valid: {why}")]
+    CertificateExpired {
+        /// Which one and when.
+        why: String,
+    },
+    /// No version in common.
+    #[error("it speaks protocol versions {theirs}, this program speaks {ours}")]
+    Version {
+        /// The versions that this program supports.
+        ours: VersionRange,
+        /// The versions that the peer supports.
+        theirs: VersionRange,
+    },
+    /// The peer closed the connection on purpose.
+    #[error("refused: {0}")]
+    Refused(CloseCode),
+    /// Another failure, in words.
+    #[error("{0}")]
+    Other(String),
+}
+
 /// The meaning of a broken connection's error for the peer that was dialled.
-pub(super) fn problem_of(error: &ConnectionError) -> DialProblem {
+pub(crate) fn problem_of(error: &ConnectionError) -> DialProblem {
     match error {
         ConnectionError::TimedOut => DialProblem::NobodyAnswers,
         ConnectionError::ApplicationClosed(close) => {

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::{FolderStore, damage};
 use crate::chunk_folder::ChunkContent;
 use crate::error::CheckpointStoreError;
-use crate::folder_store::{FolderStore, damage};
 use crate::index::Index;
 use crate::index_rows;
 use crate::names::{ChunkDamage, ChunkHash, PieceName, PieceRecord};
@@ -21,12 +21,12 @@ enum ChunkHealth {
 
 /// Reads everything and returns the parts that are whole. Parts that are removed meanwhile are left
 /// out.
-pub(crate) fn verify<I: Index>(
+pub(super) fn verify<I: Index>(
     store: &FolderStore<I>,
 ) -> Result<Verification, CheckpointStoreError> {
     let failed = |fault| store.failed(fault);
-    let before = index_rows::pieces(store.index()).map_err(failed)?;
-    let listing = store.chunks().list()?;
+    let before = index_rows::pieces(&store.index).map_err(failed)?;
+    let listing = store.chunks.list()?;
     let mut to_read = listing.chunks.clone();
     to_read.extend(before.values().flat_map(|record| &record.chunks));
     let mut found = BTreeMap::new();
@@ -39,13 +39,13 @@ pub(crate) fn verify<I: Index>(
         };
         found.insert(hash, health);
     }
-    let after = index_rows::pieces(store.index()).map_err(failed)?;
+    let after = index_rows::pieces(&store.index).map_err(failed)?;
     let pieces: BTreeMap<&PieceName, PieceHealth> = before
         .iter()
         .filter(|(name, record)| after.get(*name) == Some(*record))
         .map(|(name, record)| (name, health(record, &found)))
         .collect();
-    let manifests = index_rows::manifests(store.index()).map_err(failed)?;
+    let manifests = index_rows::manifests(&store.index).map_err(failed)?;
     let of_piece = |name: &PieceName| {
         let health = pieces.get(name).cloned().unwrap_or(PieceHealth::Absent);
         (*name, health)
@@ -68,8 +68,8 @@ pub(crate) fn verify<I: Index>(
 }
 
 fn chunk_health<I: Index>(store: &FolderStore<I>, hash: ChunkHash) -> ChunkHealth {
-    let mut chunk = store.buffers().take();
-    match store.chunks().read(hash, &mut chunk) {
+    let mut chunk = store.buffers.take();
+    match store.chunks.read(hash, &mut chunk) {
         ChunkContent::Whole => ChunkHealth::Whole { bytes: chunk.bytes().len() as u64 },
         ChunkContent::Damaged { found, found_bytes } => {
             ChunkHealth::Damaged { found, bytes: found_bytes }

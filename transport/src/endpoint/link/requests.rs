@@ -1,48 +1,19 @@
 //! The answering side of a request.
 
-use quinn::{ReadExactError, RecvStream, SendStream};
+use quinn::{RecvStream, SendStream};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 use zbelastic_identity::PeerIdentity;
 
-use super::RequestReply;
-use crate::endpoint::{CloseCode, TransportContext};
-use crate::event::TransportEvent;
+use crate::close_code::CloseCode;
+use crate::endpoint::context::TransportContext;
+use crate::event::{RequestReply, TransportEvent};
 use crate::limits::{ANSWER_BYTES_MAX, REQUEST_BYTES_MAX};
-
-/// The steps in which memory grows for bytes that were announced.
-const GROWTH_BYTES: usize = 64 << 10;
-
-/// The outcome of a request, as it travels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum RequestOutcome {
-    Answer,
-    Busy,
-    Unanswered,
-}
-
-impl RequestOutcome {
-    const fn byte(self) -> u8 {
-        match self {
-            Self::Answer => 0,
-            Self::Busy => 1,
-            Self::Unanswered => 2,
-        }
-    }
-
-    pub(super) const fn of(byte: u8) -> Option<Self> {
-        match byte {
-            0 => Some(Self::Answer),
-            1 => Some(Self::Busy),
-            2 => Some(Self::Unanswered),
-            _ => None,
-        }
-    }
-}
+use crate::request::{RequestOutcome, read_growing};
 
 /// Reads a request, gives it to the node, and sends the answer. An error is a reason to close the
 /// connection.
-pub(crate) async fn serve_request(
+pub(super) async fn serve_request(
     context: &TransportContext,
     from: PeerIdentity,
     mut send: SendStream,
@@ -95,20 +66,6 @@ async fn read_request(receive: &mut RecvStream) -> Result<Option<Vec<u8>>, Close
         return Err(CloseCode::Length);
     }
     Ok(read_growing(receive, length).await.ok())
-}
-
-/// Reads so many bytes; memory grows as they arrive.
-pub(super) async fn read_growing(
-    receive: &mut RecvStream,
-    length: usize,
-) -> Result<Vec<u8>, ReadExactError> {
-    let mut bytes = Vec::new();
-    while bytes.len() < length {
-        let from = bytes.len();
-        bytes.resize(from + (length - from).min(GROWTH_BYTES), 0);
-        receive.read_exact(&mut bytes[from..]).await?;
-    }
-    Ok(bytes)
 }
 
 async fn write_outcome(send: &mut SendStream, outcome: RequestOutcome, bytes: &[u8]) {

@@ -4,9 +4,9 @@ use std::net::SocketAddr;
 
 use tokio::time::Instant;
 
-use super::admission::LinkFacts;
-use super::desired_peers::DesiredPeer;
-use crate::endpoint::{ConnectionCloser, DialProblem, PeerConnection};
+use crate::dial_problem::DialProblem;
+use crate::endpoint::greeting::{ConnectionCloser, PeerConnection};
+use crate::peers::{DesiredPeer, LinkFacts};
 
 /// The state of one peer, as the supervisor keeps it.
 #[derive(Default)]
