@@ -38,6 +38,8 @@ pub struct ClusterObservation {
     generation: u64,
     stages: Vec<u64>,
     seals: BTreeMap<u64, FirstSeal>,
+    /// By plan and step: behind a rewind a step is sealed again, under a later plan.
+    sealed_us: BTreeMap<(u64, u64), u64>,
     done: Option<(u64, Option<String>)>,
     halted: Option<String>,
     rewinds: u64,
@@ -93,6 +95,8 @@ impl ClusterObservation {
         // Nodes write a step at different moments; the first one counts.
         let first = self.seals.entry(*step).or_insert(seen);
         first.at_us = first.at_us.min(at_us);
+        let under_plan = self.sealed_us.entry((*generation, *step)).or_insert(at_us);
+        *under_plan = (*under_plan).min(at_us);
     }
 
     /// The last step that was sealed; 0 if none was.
@@ -186,7 +190,7 @@ impl ClusterObservation {
     /// The first seal after a moment, of a step that was sealed before or of a new one.
     #[must_use]
     pub fn first_seal_after(&self, at_us: u64) -> Option<u64> {
-        self.seals.values().map(|seal| seal.at_us).filter(|at| *at > at_us).min()
+        self.sealed_us.values().copied().filter(|at| *at > at_us).min()
     }
 
     /// The first seal after a moment that shows that the run recovered from a fault at that time:
@@ -282,6 +286,20 @@ mod tests {
             observation(&[(1, &seal(1, 20, 1)), (0, &seal(1, 10, 1)), (0, &seal(2, 30, 1))]);
         assert_eq!(observation.seals()[&1].at_us, 10_000);
         assert_eq!(observation.step(), 2);
+    }
+
+    #[test]
+    fn a_step_that_is_sealed_again_is_a_seal_and_one_that_is_written_again_is_none() {
+        let observation = observation(&[
+            (0, &seal(1, 10, 1)),
+            (0, &seal(2, 20, 1)),
+            (0, &seal(1, 60, 1)),
+            (0, &seal(1, 90, 2)),
+            (0, &seal(2, 95, 2)),
+            (0, &seal(3, 99, 2)),
+        ]);
+        assert_eq!(observation.first_seal_after(50_000), Some(90_000));
+        assert_eq!(observation.seals()[&1].at_us, 10_000);
     }
 
     #[test]
