@@ -198,7 +198,11 @@ impl CpuBuffer {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::{ALIGNMENT, CpuArena, CpuBuffer, REGION_BYTES_MIN};
+    use crate::backend::DeviceMemory;
+    use crate::cpu::CpuBackend;
 
     #[test]
     fn buffers_are_zero_aligned_exact_in_length_and_apart() {
@@ -236,6 +240,18 @@ mod tests {
         let mut last = CpuBuffer::sharing(shared);
         last.as_mut_slice()[0] = 3.0;
         assert_eq!(last.as_slice().as_ptr(), start);
+    }
+
+    #[test]
+    fn a_buffer_that_outlives_others_keeps_none_of_their_memory() {
+        let cpu = CpuBackend::new(1).expect("a thread");
+        let [first, second] = [0, 1].map(|_| cpu.allocate(1000).expect("bytes"));
+        let apart = cpu.allocate_apart(1000).expect("bytes");
+        assert!(Arc::ptr_eq(&first.0.region, &second.0.region), "they are cut from one");
+        assert!(!Arc::ptr_eq(&first.0.region, &apart.0.region));
+        let shared = cpu.share(&apart);
+        drop(apart);
+        assert_eq!(shared.len(), 1000);
     }
 
     #[test]
