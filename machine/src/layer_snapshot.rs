@@ -202,7 +202,7 @@ impl LayerSnapshots {
 
 #[cfg(test)]
 mod tests {
-    use zbelastic_kernels::{BufferViewMut, CpuBackend, DeviceMemory};
+    use zbelastic_kernels::{BufferViewMut, CpuBackend, DeviceMemory, HostFloats};
     use zbelastic_trainer::elastic::{IMAGE_HEADER_LEN, layer_digest};
 
     use super::*;
@@ -288,6 +288,40 @@ mod tests {
         drop(taken);
         let _next: Vec<_> = layers.iter().map(|layer| snapshots.take(layer.image(7))).collect();
         assert_eq!(moved(&snapshots), image_bytes(StateLen::full(HALF - 10)));
+    }
+
+    #[test]
+    fn a_snapshot_is_read_anywhere_as_its_layer_is_encoded_wherever_it_lies() {
+        let folder = tempfile::tempdir().expect("a folder");
+        // Frozen tensors have no moments.
+        for moments in [5, 2, 0] {
+            let part = |start: f32, len| {
+                let mut floats = HostFloats::zeroed(len).expect("bytes");
+                (start as usize..).zip(floats.as_mut_slice()).for_each(|(i, x)| *x = i as f32);
+                floats
+            };
+            let [w, m, v] = [part(1.0, 5), part(100.0, moments), part(1000.0, moments)];
+            let image = LayerImage { layer: LayerId(3), version: Step(9), w, m, v };
+            let bytes = image.encode();
+            let snapshots = LayerSnapshots::new(folder.path().to_owned(), Bytes(0));
+            let snapshot = snapshots.take(Arc::new(image));
+            check_read(&snapshot, &bytes);
+            assert_eq!(moved(&snapshots), bytes.len() as u64);
+            check_read(&snapshot, &bytes);
+        }
+    }
+
+    fn check_read(snapshot: &LayerSnapshot, bytes: &[u8]) {
+        assert_eq!(snapshot.len(), bytes.len() as u64);
+        for start in 0..bytes.len() {
+            for end in start..=bytes.len() {
+                let mut found = vec![0; end - start];
+                snapshot.read(start as u64, &mut found).expect("within the layer");
+                assert_eq!(found, bytes[start..end], "{start}..{end}");
+            }
+        }
+        assert!(snapshot.read(bytes.len() as u64, &mut [0]).is_err());
+        assert!(snapshot.read(0, &mut vec![0; bytes.len() + 1]).is_err());
     }
 
     #[test]
