@@ -45,6 +45,12 @@ impl HostFloats {
         Self(FloatStorage::Shared(block))
     }
 
+    /// Whether a processor's buffer can be the same memory.
+    #[must_use]
+    pub fn is_shareable(&self) -> bool {
+        self.shared().is_some()
+    }
+
     /// The block that they lie in, if a processor's buffer can lie there too.
     pub(crate) fn shared(&self) -> Option<&Arc<FloatBlock>> {
         match &self.0 {

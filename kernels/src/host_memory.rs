@@ -154,3 +154,23 @@ impl FloatBlock {
         Arc::get_mut(block).expect("it was made unique above").floats_mut()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use crate::backend::DeviceMemory;
+    use crate::cpu::CpuBackend;
+
+    #[test]
+    fn a_buffer_that_outlives_others_keeps_none_of_their_memory() {
+        let cpu = CpuBackend::new(1).expect("a thread");
+        let [first, second] = [0, 1].map(|_| cpu.allocate(1000).expect("bytes"));
+        let apart = cpu.allocate_apart(1000).expect("bytes");
+        let [first, second, apart] = [first, second, apart].map(|buffer| cpu.share(&buffer));
+        let [first, second, apart] =
+            [&first, &second, &apart].map(|floats| &floats.shared().expect("memory here").region);
+        assert!(Arc::ptr_eq(first, second), "they are cut from one");
+        assert!(!Arc::ptr_eq(first, apart));
+    }
+}

@@ -3,6 +3,7 @@
 
 pub mod device;
 mod device_selector;
+pub mod layer_snapshot;
 pub mod name_resolver;
 pub mod own_address;
 pub mod second_store;

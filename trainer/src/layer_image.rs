@@ -211,6 +211,30 @@ impl LayerImage {
         bytes
     }
 
+    /// Copies its encoded bytes from `offset` on, as many as `into` has.
+    ///
+    /// # Errors
+    /// If there are not so many.
+    pub fn read_encoded(&self, offset: u64, into: &mut [u8]) -> Result<(), ImageError> {
+        let expected = image_bytes(self.state_len());
+        let found = offset.saturating_add(into.len() as u64);
+        if found > expected {
+            return Err(ImageError::Length { expected, found });
+        }
+        let Self { w, m, v, .. } = self;
+        let floats = [w, m, v].map(|part| bytemuck::cast_slice(part));
+        let mut at = offset as usize;
+        let mut left = into;
+        for part in [self.header().as_slice(), floats[0], floats[1], floats[2]] {
+            let start = at.min(part.len());
+            let count = left.len().min(part.len() - start);
+            let (now, later) = left.split_at_mut(count);
+            now.copy_from_slice(&part[start..start + count]);
+            (left, at) = (later, at - start);
+        }
+        Ok(())
+    }
+
     /// Floats of its parts.
     ///
     /// # Panics

@@ -22,7 +22,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
     ("data", &["trainer", "types", "whole-file"]),
     ("remote", &["data", "types", "whole-file"]),
     ("mirror", &["checkpoint", "remote", "types"]),
-    ("machine", &["kernels", "policy", "schedule", "trainer", "types", "wording"]),
+    ("machine", &["kernels", "policy", "schedule", "trainer", "transport", "types", "wording"]),
     (
         "config",
         &[
@@ -274,14 +274,13 @@ pub const FENCES: &[Fence] = &[
     ),
     fence(
         "bytemuck",
-        &["transport", "trainer", "node"],
+        &["transport", "trainer"],
         &[],
         &[
             "trainer/src/digest.rs",
             "trainer/src/layer_image",
             "trainer/src/hf/weight_file.rs",
             "transport/src/",
-            "node/src/cluster/",
         ],
     ),
     fence(

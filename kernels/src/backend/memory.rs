@@ -32,6 +32,16 @@ pub trait DeviceMemory: ByteCounts {
     /// If the device's memory does not hold it.
     fn allocate(&self, len: usize) -> Result<Self::Buffer, AllocateError>;
 
+    /// The same for what may be shared ([`Self::share`]) for longer than the buffers beside it are
+    /// needed. A device that cuts buffers from larger pieces of memory, which is freed when nothing
+    /// in it is held, cuts none here.
+    ///
+    /// # Errors
+    /// If the device's memory does not hold it.
+    fn allocate_apart(&self, len: usize) -> Result<Self::Buffer, AllocateError> {
+        self.allocate(len)
+    }
+
     /// A buffer of `len` zeros for activations: rows of a residual stream, of queries, keys and
     /// values, of gates, logits and their gradients. A device may hold these in a smaller type;
     /// floats that are copied to it from the host are then rounded to that type.

@@ -19,16 +19,17 @@ use zbelastic_checkpoint::{
 };
 use zbelastic_identity::random_number;
 use zbelastic_machine::disk_usage;
+use zbelastic_machine::layer_snapshot::LayerSnapshot;
 use zbelastic_policy::collect::collect_garbage as collect_pieces;
 use zbelastic_policy::scrub::ScrubReport;
 use zbelastic_trainer::elastic::{LayerAssembler, LoadedLayer};
 use zbelastic_transport::BulkBody;
+use zbelastic_transport::bulk::BodyReader;
 use zbelastic_types::{Bytes, Digest};
 use zbelastic_wire::document::DataName;
 use zbelastic_wire::{BulkKey, FreedSpace, NodeAnswer, PieceRef, StoreReferences};
 
 use super::activity::WorkCounter;
-use super::blob_registry::{BodyReader, LayerBody};
 use super::data::FileBody;
 use super::disk_space::{DiskSpace, DiskSpaceShortage};
 use super::scrub::scrub;
@@ -43,7 +44,7 @@ const COMMANDS_MAX: usize = 4096;
 enum StoreCommand {
     Put {
         piece: PieceRef,
-        body: Arc<LayerBody>,
+        body: Arc<LayerSnapshot>,
     },
     Get {
         piece: PieceRef,
@@ -80,7 +81,7 @@ pub enum StoreEvent {
         /// The piece that was to be written.
         piece: PieceRef,
         /// Why it was not written, and the body that others may fetch instead.
-        outcome: Result<(), (StoreWriteError, Arc<LayerBody>)>,
+        outcome: Result<(), (StoreWriteError, Arc<LayerSnapshot>)>,
     },
     /// A piece was read; `None` if it is not in this store or is damaged.
     Got {
@@ -214,7 +215,11 @@ impl CheckpointThread {
     ///
     /// # Errors
     /// If too many commands wait.
-    pub fn put(&self, piece: PieceRef, body: Arc<LayerBody>) -> Result<(), CheckpointThreadBusy> {
+    pub fn put(
+        &self,
+        piece: PieceRef,
+        body: Arc<LayerSnapshot>,
+    ) -> Result<(), CheckpointThreadBusy> {
         self.send(StoreCommand::Put { piece, body })
     }
 
@@ -411,7 +416,7 @@ pub fn check_disk_space(store: &SledStore, length: u64) -> Result<(), DiskSpaceS
 fn put(
     store: &SledStore,
     piece: PieceRef,
-    body: &LayerBody,
+    body: &LayerSnapshot,
     moved: &WorkCounter,
 ) -> Result<(), StoreWriteError> {
     check_disk_space(store, piece.length)?;
@@ -502,7 +507,7 @@ mod tests {
         let v = floats();
         let image = LayerImage { layer: LayerId(layer), version: Step(4), w, m, v };
         checkpoint_thread
-            .put(piece(layer), Arc::new(LayerBody::new(Arc::new(image))))
+            .put(piece(layer), Arc::new(LayerSnapshot::new(Arc::new(image))))
             .expect("room");
         let reported = events.blocking_recv().expect("the thread lives");
         let StoreEvent::Put { outcome, .. } = reported else { panic!("{reported:?}") };

@@ -17,10 +17,12 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 use zbelastic_config::OffloadStore;
+use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::session::WorkerEvent;
 use zbelastic_consensus::validation::Turn;
 use zbelastic_data::training_data::TrainingData;
 use zbelastic_kernels::HostThreads;
+use zbelastic_machine::layer_snapshot::{LayerSnapshot, LayerSnapshots};
 use zbelastic_machine::second_store::FileSecondStore;
 use zbelastic_policy::tick::milliticks;
 use zbelastic_schedule::Op;
@@ -28,9 +30,7 @@ use zbelastic_timing::{
     ARRIVALS_REPORTED_MAX, MeasuredSlice, MessageArrival, RunClock, SLICES_REPORTED_MAX,
     SliceActivity, SliceLog, TakenSlices,
 };
-use zbelastic_trainer::elastic::{
-    BackendStageFactory, GRADIENT_FRAME_LIMITS, LayerImage, StashStoreFactory,
-};
+use zbelastic_trainer::elastic::{BackendStageFactory, GRADIENT_FRAME_LIMITS, StashStoreFactory};
 use zbelastic_trainer::model::{LayerClock, LayerTimes, StageTimings};
 use zbelastic_trainer::runtime::{
     PeerBody, PeerFrame, RuntimeInput, RuntimeOutput, RuntimeSetup, StageRefusal, WorkerRuntime,
@@ -42,7 +42,7 @@ use zbelastic_transport::FrameSender;
 use zbelastic_types::{Digest, Generation, LayerId, NodeId, Step};
 use zbelastic_wire::LayerMessage;
 use zbelastic_wire::document::NamedJob;
-use zbelastic_wire::frames::{FrameAssembly, FramePiece, LayerOffer};
+use zbelastic_wire::frames::{FrameAssembly, FramePiece};
 
 use super::activity::DeviceGauge;
 use super::compute::WorkerDevice;
@@ -97,7 +97,7 @@ pub enum DeviceOutput {
         /// The worker that requested it.
         to: NodeId,
         /// The layer, ready to be fetched.
-        offer: LayerOffer,
+        offer: OfferedSnapshot,
     },
     /// A layer of a checkpoint is requested.
     Read {
@@ -111,7 +111,7 @@ pub enum DeviceOutput {
     /// A layer of a checkpoint is to be hashed and to become durable.
     Write {
         /// The layer's state, as it was read from the device.
-        image: LayerImage,
+        snapshot: Arc<LayerSnapshot>,
         /// The plan under which the version was sealed.
         generation: Generation,
     },
@@ -128,6 +128,18 @@ pub enum DeviceOutput {
     StageRefused(StageRefusal),
     /// The device cannot be opened, or has failed.
     Failed(WorkerDeviceError),
+}
+
+/// A layer that another worker requested.
+pub struct OfferedSnapshot {
+    /// The plan it is for.
+    pub generation: Generation,
+    /// The worker that has it.
+    pub sender: Holder,
+    /// The layer's state, as it is fetched.
+    pub snapshot: Arc<LayerSnapshot>,
+    /// The turn whose seal it waits for, if it is requested ahead.
+    pub open: Option<Turn>,
 }
 
 /// How a step's time was spent on one stage.
@@ -173,6 +185,7 @@ impl DeviceHandle {
     pub fn start<M: WorkerDevice>(
         frames: FrameSender,
         worker_device: M,
+        snapshots: LayerSnapshots,
     ) -> std::io::Result<(Self, mpsc::Receiver<DeviceOutput>)> {
         let (inbox, inputs) = sync_channel(INBOX_MAX);
         let (outbox, outputs) = mpsc::channel(OUTBOX_MAX);
@@ -181,7 +194,12 @@ impl DeviceHandle {
         // Made on its own thread: handles that a device makes need not move between threads.
         let begin = move || DeviceThread {
             inbox: inputs,
-            dispatcher: FrameDispatcher::new(frames, outbox.clone(), worker_device.name()),
+            dispatcher: FrameDispatcher::new(
+                frames,
+                outbox.clone(),
+                (worker_device.name(), snapshots.clone()),
+            ),
+            snapshots,
             worker_device,
             outbox,
             gauge: shared_gauge,
@@ -224,6 +242,8 @@ struct DeviceThread<M: WorkerDevice> {
     inbox: Receiver<DeviceInput>,
     outbox: mpsc::Sender<DeviceOutput>,
     dispatcher: FrameDispatcher,
+    /// Layers that are being written or copied ahead.
+    snapshots: LayerSnapshots,
     gauge: Arc<DeviceGauge>,
     runtime: Option<DeviceRuntime<M>>,
     /// What the runtime's stage reads.
@@ -264,6 +284,7 @@ impl<M: WorkerDevice> DeviceThread<M> {
 
     /// Runs an operation if one can run. Yields whether one did.
     fn run_next(&mut self) -> Result<bool, OutputsClosed> {
+        self.release_snapshots()?;
         let Some(runtime) = &mut self.runtime else { return Ok(false) };
         let evaluates = runtime.active_stage().is_some_and(|active_stage| {
             let engine = active_stage.engine();
@@ -380,7 +401,10 @@ impl<M: WorkerDevice> DeviceThread<M> {
                     Err(error) => self.emit(DeviceOutput::Failed(error))?,
                 }
             }
-            DeviceInput::Runtime(input) => self.send_to_runtime(input)?,
+            DeviceInput::Runtime(input) => {
+                self.release_snapshots()?;
+                self.send_to_runtime(input)?;
+            }
             DeviceInput::Frame(frame, at) => {
                 self.note_arrival(&frame.body, at);
                 self.send_to_runtime(RuntimeInput::Peer(*frame))?;
@@ -392,6 +416,20 @@ impl<M: WorkerDevice> DeviceThread<M> {
             }
         }
         Ok(())
+    }
+
+    /// Where a seal waits comes a COMMIT, which copies what a snapshot holds in memory. Moving
+    /// snapshots keeps the device from computing, as reading layers does.
+    fn release_snapshots(&mut self) -> Result<(), OutputsClosed> {
+        let active_stage = self.runtime.as_ref().and_then(WorkerRuntime::active_stage);
+        if !active_stage.is_some_and(|active_stage| active_stage.engine().has_seal_waiting()) {
+            return Ok(());
+        }
+        let began = Instant::now();
+        let Some(moved) = self.snapshots.release_memory() else { return Ok(()) };
+        let busy_milliticks = milliticks(began.elapsed());
+        let version = moved.version;
+        self.send_to_runtime(RuntimeInput::Exported { version, busy_milliticks })
     }
 
     fn send_to_runtime(&mut self, input: RuntimeInput) -> Result<(), OutputsClosed> {
@@ -449,7 +487,8 @@ impl<M: WorkerDevice> DeviceThread<M> {
                 self.emit(DeviceOutput::Read { version, layer, digest })
             }
             RuntimeOutput::Write { image, generation } => {
-                self.emit(DeviceOutput::Write { image, generation })
+                let snapshot = self.snapshots.take(Arc::new(image));
+                self.emit(DeviceOutput::Write { snapshot, generation })
             }
             RuntimeOutput::Evaluated { steps_done, loss_sum, token_count } => {
                 let loss = loss_sum / token_count as f64;

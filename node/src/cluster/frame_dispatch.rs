@@ -10,17 +10,19 @@
 #[cfg(test)]
 mod tests;
 
+use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
 
 use tokio::sync::mpsc;
+use zbelastic_machine::layer_snapshot::{LayerSnapshot, LayerSnapshots};
 use zbelastic_trainer::elastic::GradientPart;
 use zbelastic_trainer::runtime::{PeerBody, PeerFrame};
 use zbelastic_transport::{FrameSender, OutgoingFrame};
 use zbelastic_types::NodeId;
-use zbelastic_wire::frames::{OutgoingError, OutgoingMessage, outgoing};
+use zbelastic_wire::frames::{LayerOffer, OutgoingError, OutgoingMessage, outgoing};
 
-use super::device::{DeviceOutput, OutputsClosed};
+use super::device::{DeviceOutput, OfferedSnapshot, OutputsClosed};
 use super::device_error::WorkerDeviceError;
 
 /// Frames that wait for the dispatcher. When there are more the device thread waits for it: a
@@ -70,13 +72,19 @@ struct FrameForwarder<R> {
     outbox: mpsc::Sender<DeviceOutput>,
     /// The name of the device.
     device: String,
+    snapshots: LayerSnapshots,
 }
 
 impl<R: FrameCarrier> FrameDispatcher<R> {
-    /// A dispatcher that has started no thread yet.
-    pub(super) const fn new(frames: R, outbox: mpsc::Sender<DeviceOutput>, device: String) -> Self {
+    /// A dispatcher that has started no thread yet. Of layers in training that it offers it takes
+    /// snapshots.
+    pub(super) fn new(
+        frames: R,
+        outbox: mpsc::Sender<DeviceOutput>,
+        (device, snapshots): (String, LayerSnapshots),
+    ) -> Self {
         Self {
-            forwarder: FrameForwarder { carrier: frames, outbox, device },
+            forwarder: FrameForwarder { carrier: frames, outbox, device, snapshots },
             queue: None,
             gradients: None,
         }
@@ -160,7 +168,10 @@ impl<R: FrameCarrier> FrameForwarder<R> {
             Ok(OutgoingMessage::Request(message)) => {
                 self.report(DeviceOutput::Request { to, message })
             }
-            Ok(OutgoingMessage::Layer(offer)) => self.report(DeviceOutput::Offer { to, offer }),
+            Ok(OutgoingMessage::Layer(offer)) => {
+                let offer = self.snapshot(offer);
+                self.report(DeviceOutput::Offer { to, offer })
+            }
             Err(OutgoingError::TooLong(error)) => self.report(DeviceOutput::Failed(error.into())),
             Err(OutgoingError::Fault(fault)) => {
                 let device = self.device.clone();
@@ -168,6 +179,16 @@ impl<R: FrameCarrier> FrameForwarder<R> {
                 Err(OutputsClosed)
             }
         }
+    }
+
+    /// A layer that is requested for a plan is not in training yet.
+    fn snapshot(&self, offer: LayerOffer) -> OfferedSnapshot {
+        let LayerOffer { generation, sender, image, open } = offer;
+        let snapshot = match open {
+            Some(_) => self.snapshots.take(image),
+            None => Arc::new(LayerSnapshot::new(image)),
+        };
+        OfferedSnapshot { generation, sender, snapshot, open }
     }
 
     fn report(&self, output: DeviceOutput) -> Result<(), OutputsClosed> {

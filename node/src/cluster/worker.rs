@@ -30,6 +30,7 @@ use zbelastic_consensus::session::{
     SessionInput, SessionOutput, SessionSetup, WorkerEvent, WorkerSession,
 };
 use zbelastic_identity::{PeerIdentity, PeerRole};
+use zbelastic_machine::layer_snapshot::{LAYER_SNAPSHOTS, LayerSnapshots, SNAPSHOT_MEMORY_MAX};
 use zbelastic_policy::trust::{ClaimContext, ClaimRefusal, check_claim};
 use zbelastic_preemption::NoticeReport;
 use zbelastic_trainer::runtime::RuntimeInput;
@@ -93,7 +94,10 @@ pub async fn run<M: WorkerDevice>(
     let WorkerParts { transport, mut events, checkpoint_thread, mut store_events, journal, .. } =
         parts;
     let WorkerParts { mut signals, mut notices, .. } = parts;
-    let (device, mut outputs) = DeviceHandle::start(transport.frame_sender(), worker_device)?;
+    let folder = setup.identity.with_file_name(LAYER_SNAPSHOTS);
+    let snapshots = LayerSnapshots::new(folder, SNAPSHOT_MEMORY_MAX);
+    let (device, mut outputs) =
+        DeviceHandle::start(transport.frame_sender(), worker_device, snapshots)?;
     let (completions, mut completed) = mpsc::channel(FETCHES_MAX);
     let tasks = BackgroundTasks::new(transport, checkpoint_thread, completions);
     let mut worker = WorkerNode::new(setup, (device, journal), tasks);
@@ -323,9 +327,9 @@ impl WorkerNode {
                 let ports = (&self.job, &mut self.ports);
                 self.pieces.read((version, layer), digest, ports);
             }
-            DeviceOutput::Write { image, generation } => {
+            DeviceOutput::Write { snapshot, generation } => {
                 if let Some(run) = self.job.run() {
-                    self.pieces.write(image, (run, generation), &self.ports);
+                    self.pieces.write(snapshot, (run, generation), &self.ports);
                 }
             }
             DeviceOutput::Evaluated { steps_done, loss } => {

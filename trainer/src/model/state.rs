@@ -125,8 +125,9 @@ impl<B: Backend> LayerState<B> {
         let parts = LayerParts::new(model, &spec);
         let non_matrix = non_matrix_layout(backend, &parts, &spec);
         let of_candidate = non_matrix.as_ref().map_or(spec.len(), NonMatrixLayout::floats);
+        // A commit makes it the weights of the state, which others may hold when this is gone.
         let candidate =
-            backend.allocate(if role == LayerRole::Trained { of_candidate } else { 0 })?;
+            backend.allocate_apart(if role == LayerRole::Trained { of_candidate } else { 0 })?;
         let of_gradient = if role == LayerRole::Frozen { 0 } else { spec.gradient_len() };
         let g = backend.allocate(of_gradient)?;
         let allocate = |linear: &super::parts::LinearParts| backend.allocate_matrix(linear.shape);

@@ -21,6 +21,10 @@ impl DeviceMemory for CpuBackend {
         self.arena.allocate(len)
     }
 
+    fn allocate_apart(&self, len: usize) -> Result<CpuBuffer, AllocateError> {
+        CpuBuffer::zeroed(len)
+    }
+
     fn len(&self, buffer: &CpuBuffer) -> usize {
         buffer.as_slice().len()
     }

@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::validation::Turn;
-use zbelastic_kernels::{DeviceFault, DeviceValue, HostTensor, Pending, TensorHandle};
+use zbelastic_kernels::{DeviceFault, DeviceValue, HostFloats, HostTensor, Pending, TensorHandle};
 use zbelastic_schedule::{Flow, Pass};
+use zbelastic_trainer::elastic::LayerImage;
 use zbelastic_trainer::stage::{Frame, PassMode};
-use zbelastic_types::{Attempt, Generation, Incarnation, Step};
+use zbelastic_types::{Attempt, Bytes, Generation, Incarnation, LayerId, Step};
 
 use super::*;
 
@@ -68,15 +69,20 @@ fn plain(number: f32) -> TensorHandle {
     TensorHandle::from(vec![number])
 }
 
+fn turn() -> Turn {
+    Turn { generation: Generation(1), step: Step(0), attempt: Attempt(0) }
+}
+
+fn peer_frame(body: PeerBody) -> PeerFrame {
+    let sender = Holder { node: NodeId(1), incarnation: Incarnation(0) };
+    PeerFrame { generation: Generation(1), sender, body }
+}
+
 fn frame(tensor: TensorHandle) -> PeerFrame {
-    let generation = Generation(1);
-    let turn = Turn { generation, step: Step(0), attempt: Attempt(0) };
     let mode = PassMode::Training;
     let flow = Flow::Forward;
     let pass = Pass::new(0, 0);
-    let body = PeerBody::Frame(Frame { turn, mode, flow, pass, tensor });
-    let sender = Holder { node: NodeId(1), incarnation: Incarnation(0) };
-    PeerFrame { generation, sender, body }
+    peer_frame(PeerBody::Frame(Frame { turn: turn(), mode, flow, pass, tensor }))
 }
 
 /// A dispatcher, where its frames arrive, and the outputs that the worker receives.
@@ -84,7 +90,8 @@ fn dispatcher() -> (FrameDispatcher<RecordingCarrier>, Receiver<f32>, mpsc::Rece
 {
     let (sender, carried) = channel();
     let (outbox, outputs) = mpsc::channel(1);
-    (FrameDispatcher::new(RecordingCarrier(sender), outbox, "cuda:7".to_owned()), carried, outputs)
+    let device = ("cuda:7".to_owned(), LayerSnapshots::new("unused".into(), Bytes(0)));
+    (FrameDispatcher::new(RecordingCarrier(sender), outbox, device), carried, outputs)
 }
 
 fn send(dispatcher: &mut FrameDispatcher<RecordingCarrier>, tensor: TensorHandle) -> bool {
@@ -197,4 +204,27 @@ fn a_worker_that_hears_nothing_any_more_ends_the_thread() {
     assert!(tries <= FRAMES_QUEUED_MAX + 1, "it does not take frames for ever");
     drop(dispatcher);
     assert_eq!(carried.iter().count(), 0);
+}
+
+#[test]
+fn a_layer_in_training_is_offered_as_a_snapshot_that_leaves_memory_and_one_of_a_plan_stays() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let snapshots = LayerSnapshots::new(folder.path().to_owned(), Bytes(0));
+    let (sender, _carried) = channel();
+    let (outbox, mut outputs) = mpsc::channel(1);
+    let device = ("cpu".to_owned(), snapshots.clone());
+    let mut dispatcher = FrameDispatcher::new(RecordingCarrier(sender), outbox, device);
+    let floats = || HostFloats::zeroed(5).expect("bytes");
+    let layer = LayerId(3);
+    let image = LayerImage { layer, version: Step(0), w: floats(), m: floats(), v: floats() };
+    let mut leaves_memory = |body| {
+        assert!(dispatcher.send(NodeId(2), peer_frame(body)).is_ok());
+        let offered = outputs.try_recv().expect("it is offered at once");
+        let moved = snapshots.release_memory();
+        assert!(matches!(offered, DeviceOutput::Offer { .. }));
+        moved.is_some()
+    };
+    assert!(!leaves_memory(PeerBody::Layer(Arc::new(image.clone()))));
+    let image = Arc::new(image.into());
+    assert!(leaves_memory(PeerBody::StandbyLayer { open: turn(), image }));
 }

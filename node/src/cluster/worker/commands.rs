@@ -98,6 +98,7 @@ impl WorkerNode {
     /// Layers are to be copied ahead, here or from here.
     fn precopy(&mut self, me: Holder, pre_copy: Option<Arc<PreCopyPlan>>) {
         let Some(spec) = self.ports.session.spec().cloned() else { return };
+        self.layers.follow_pre_copy(pre_copy.as_deref());
         let command = WorkerCommand::PreCopy { holder: me, pre_copy: pre_copy.clone() };
         if self.job.is_ready_for(&spec) {
             self.job.set_precopy(pre_copy, &mut self.ports);

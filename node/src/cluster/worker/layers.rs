@@ -6,19 +6,20 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use zbelastic_consensus::member::Holder;
+use zbelastic_consensus::pre_copy::PreCopyPlan;
 use zbelastic_consensus::validation::Turn;
 use zbelastic_identity::PeerIdentity;
 use zbelastic_trainer::elastic::{LayerImage, ScatteredLayer, StateLen, image_bytes};
 use zbelastic_trainer::runtime::{PeerBody, PeerFrame, RuntimeInput};
 use zbelastic_transport::{BulkFetch, ChunkSink, Transport};
 use zbelastic_types::{Generation, NodeId};
-use zbelastic_wire::frames::LayerOffer;
 use zbelastic_wire::{self as wire, BulkKey, LayerMessage, NodeMessage};
 
 use super::activity::WorkLog;
 use super::job::WorkerJob;
 use super::ports::{WorkerCompletion, WorkerPorts};
-use crate::cluster::blob_registry::{BlobRegistry, LayerBody};
+use crate::cluster::blob_registry::BlobRegistry;
+use crate::cluster::device::OfferedSnapshot;
 use crate::cluster::outbox::Outbox;
 
 /// A layer that can be fetched.
@@ -70,13 +71,24 @@ impl LayerExchange {
         self.blob_registry.clear_before(generation.next());
     }
 
-    /// Another worker requested a layer, and the runtime has it.
-    pub(super) fn offer(&self, to: NodeId, offer: LayerOffer, outbox: &mut Outbox) {
-        let LayerOffer { generation, sender, image, open } = offer;
-        let layer = image.layer;
-        let version = image.version;
+    /// Which layers are copied ahead has changed: others are not offered for that any more.
+    pub(super) fn follow_pre_copy(&self, pre_copy: Option<&PreCopyPlan>) {
+        let layers = pre_copy.into_iter().flat_map(|pre_copy| &pre_copy.layers);
+        let layers: BTreeSet<_> = layers.map(|followed| followed.layer).collect();
+        self.blob_registry.withdraw_ahead(|layer| layers.contains(&layer));
+    }
+
+    /// Another worker requested a layer, and the runtime has it. One that is requested ahead is in
+    /// training, and is let go when it was read.
+    pub(super) fn offer(&self, to: NodeId, offer: OfferedSnapshot, outbox: &mut Outbox) {
+        let OfferedSnapshot { generation, sender, snapshot, open } = offer;
+        let layer = snapshot.layer();
+        let version = snapshot.version();
         let key = BulkKey::Layer { generation, layer, version };
-        self.blob_registry.offer(key, Arc::new(LayerBody::new(image)));
+        match open {
+            Some(_) => self.blob_registry.offer_ahead(key, snapshot),
+            None => self.blob_registry.offer(key, snapshot),
+        }
         let offer = LayerMessage::Offer { generation, sender, layer, version, open };
         outbox.send(to, NodeMessage::Layer(offer));
     }

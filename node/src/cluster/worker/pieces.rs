@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use zbelastic_consensus::class::DeviceClass;
 use zbelastic_consensus::member::Resources;
+use zbelastic_machine::layer_snapshot::LayerSnapshot;
 use zbelastic_policy::data::expected_name;
 use zbelastic_policy::roster::Roster;
 use zbelastic_trainer::elastic::{LayerImage, LoadedLayer, image_bytes, layer_digest};
@@ -17,7 +18,7 @@ use super::job::{ActiveJob, WorkerJob, fetch_again};
 use super::layers::fetch_image;
 use super::ports::{WorkerCompletion, WorkerPorts};
 use crate::cluster::SPEED_OF_A_THREAD;
-use crate::cluster::blob_registry::{BlobRegistry, LayerBody};
+use crate::cluster::blob_registry::BlobRegistry;
 use crate::cluster::checkpoint_thread::StoreEvent;
 use crate::cluster::data::damaged_text;
 use crate::cluster::keep_rule::check_keep;
@@ -28,7 +29,7 @@ use zbelastic_policy::tick::milliticks;
 
 /// A layer of a checkpoint, the plan under which it was sealed, and the run that was loaded then.
 pub(super) struct SealedLayer {
-    image: Arc<LayerImage>,
+    snapshot: Arc<LayerSnapshot>,
     generation: Generation,
     run: RunId,
 }
@@ -122,27 +123,28 @@ impl WorkerPieces {
     /// The runtime requests that a layer of a run becomes durable.
     pub(super) fn write(
         &mut self,
-        image: LayerImage,
+        snapshot: Arc<LayerSnapshot>,
         (run, generation): (RunId, Generation),
         ports: &WorkerPorts,
     ) {
-        self.unhashed.push(SealedLayer { image: Arc::new(image), generation, run });
+        self.unhashed.push(SealedLayer { snapshot, generation, run });
         self.hash_next(ports);
     }
 
     fn hash_next(&mut self, ports: &WorkerPorts) {
         let Some(sealed) = self.unhashed.poll() else { return };
         let progress = ports.work_log.pieces().clone();
-        let image = sealed.image.clone();
+        let snapshot = sealed.snapshot.clone();
         let time = ports.tasks.checkpoint_thread().time().clone();
         let hash = tokio::task::spawn_blocking(move || {
-            let digest = time.meter(|| layer_digest(&image));
-            progress.add(image_bytes(image.state_len()));
-            digest
+            let digest = time.meter(|| snapshot.digest());
+            progress.add(snapshot.bytes());
+            digest.ok()
         });
         ports.tasks.spawn(async move {
             // Of a thread that panicked there is no digest, and the layer cannot be written.
-            WorkerCompletion::Piece(PieceTaskResult::Hashed { sealed, digest: hash.await.ok() })
+            let digest = hash.await.ok().flatten();
+            WorkerCompletion::Piece(PieceTaskResult::Hashed { sealed, digest })
         });
     }
 
@@ -155,26 +157,25 @@ impl WorkerPieces {
     ) {
         self.unhashed.note_done();
         self.hash_next(ports);
-        let SealedLayer { image, generation, run } = sealed;
-        let LayerImage { version, layer, .. } = *image;
+        let SealedLayer { snapshot, generation, run } = sealed;
+        let version = snapshot.version();
+        let layer = snapshot.layer();
         let Some(digest) = digest else {
             ports.journal.warn(format!("layer {layer} of checkpoint {version} cannot be hashed"));
             let written = RuntimeInput::Written { version, layer, generation, durable: None };
             return ports.send_to_device(written);
         };
-        let piece =
-            PieceRef { run, version, layer, digest, length: image_bytes(image.state_len()) };
+        let piece = PieceRef { run, version, layer, digest, length: snapshot.bytes() };
         let required = job.active().map_or(0, ActiveJob::copies);
         let others = roster.keepers(ports.session.contacts(), layer);
         self.copies.begin((piece, generation), required, others);
         ports.work_log.begin_writing(piece);
-        let body = Arc::new(LayerBody::new(image));
         if let Some(job) = job.active() {
-            self.blob_registry.offer_last(job.last_version(), piece, &body);
+            self.blob_registry.offer_last(job.last_version(), piece, &snapshot);
         }
-        if ports.tasks.checkpoint_thread().put(piece, body.clone()).is_err() {
+        if ports.tasks.checkpoint_thread().put(piece, snapshot.clone()).is_err() {
             ports.journal.warn(format!("layer {layer} is not kept: too much waits for the disk"));
-            self.note_own(piece, Some(body), ports);
+            self.note_own(piece, Some(snapshot), ports);
         }
     }
 
@@ -201,7 +202,7 @@ impl WorkerPieces {
     fn note_own(
         &mut self,
         piece: PieceRef,
-        refused: Option<Arc<LayerBody>>,
+        refused: Option<Arc<LayerSnapshot>>,
         ports: &mut WorkerPorts,
     ) {
         let is_here = refused.is_none();
