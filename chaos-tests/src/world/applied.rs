@@ -73,6 +73,7 @@ impl ChangeRecord {
         match change {
             StateChange::Checkpoint { version, .. } => self.keep_manifest(env, core, *version),
             StateChange::Rewound { dropped, .. } => {
+                env.rewound_at = index;
                 // Nothing is removed: versions it went past are computed, and named, again.
                 self.referred.retain(|version, _| !dropped.contains(version));
                 workers.forget_flips();
@@ -167,6 +168,7 @@ impl ChangeRecord {
             }
             StateChange::Adopted(plan) => {
                 env.pre_copy = None;
+                mark_kept_layers(env, core, plan);
                 mark_plan(env, plan);
             }
             StateChange::Sealed { seal, is_repeated, adopted } => {
@@ -409,6 +411,23 @@ fn mark_ahead(env: &mut Surroundings<'_>, plan: &PlanRecord) {
     };
     if pre_copy.generation.next() == plan.generation && pre_copy.layers.iter().all(is_named) {
         env.mark(Marker::CopiedAhead);
+    }
+}
+
+/// Whether a layer comes from members alone that were declared lost under the plan before, and came
+/// back with it.
+fn mark_kept_layers(env: &mut Surroundings<'_>, core: &Core, plan: &PlanRecord) {
+    let Some(before) = env.checker.plan_before(plan) else { return };
+    let has_returned = |node: &NodeId| {
+        let mut holders = before.stages.iter().filter(|holder| holder.node == *node);
+        holders.any(|holder| core.state().holder_of(*node).is_some_and(|now| now != *holder))
+    };
+    let is_kept = |source: &LayerSource| match source {
+        LayerSource::Nodes(nodes) => nodes.iter().all(has_returned),
+        LayerSource::Checkpoint { .. } | LayerSource::Initial => false,
+    };
+    if plan.sources.iter().any(is_kept) {
+        env.mark(Marker::KeptLayersUsed);
     }
 }
 

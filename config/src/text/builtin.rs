@@ -103,6 +103,7 @@ const PAGES: [(&str, &str); 106] = pages![
     "decisions/0082-processes-beside-a-controller.md",
     "decisions/0083-a-lost-place-is-shared.md",
     "decisions/0084-tests-are-built-once-by-a-profile-of-their-own.md",
+    "decisions/0086-what-is-sealed-outlasts-a-life.md",
     "deploy.md",
     "glossary.md",
     "hacking.md",
