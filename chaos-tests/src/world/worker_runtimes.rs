@@ -89,12 +89,20 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
             | RuntimeInput::Exported { .. }
             | RuntimeInput::Written { .. } => None,
         };
+        let ends_life =
+            matches!(&input, RuntimeInput::Command(command) if *command == WorkerCommand::EndLife);
         let Some(machine) = self.machines.get_mut(&node) else { return };
         let Some(process) = &mut machine.process else { return };
         let plan = process.runtime.active_stage().map(|active| active.plan());
         let plan = plan.map(|plan| (plan.generation, plan.stages.clone()));
         let taken = process.runtime.handle(input);
         process.done += u64::from(moves && taken.is_ok());
+        if ends_life && process.session.cluster() == env.cluster {
+            // The bits are compared when they are reported.
+            for image in process.runtime.idle_layers().values() {
+                env.checker.holds(Invariant::N1, node, image.version, &[]);
+            }
+        }
         if let Some((generation, sender, true)) = frame {
             match taken {
                 Ok(()) => env.checker.processed(generation, sender, plan),
