@@ -65,6 +65,8 @@ pub enum Marker {
     HungNodeLost,
     /// A node was declared lost, lived on and came back.
     FencedNodeCameBack,
+    /// A plan got a layer from such nodes alone: without what they kept the run had gone back.
+    KeptLayersUsed,
     /// A node that was about to go was done without in time.
     Drained,
     /// A planned change began at its step.
@@ -130,7 +132,7 @@ pub enum Marker {
 
 impl Marker {
     /// All markers, in the order of the report.
-    pub const ALL: [Self; 58] = [
+    pub const ALL: [Self; 59] = [
         Self::Clipped,
         Self::Skipped,
         Self::Replayed,
@@ -161,6 +163,7 @@ impl Marker {
         Self::RecoveredByForce,
         Self::HungNodeLost,
         Self::FencedNodeCameBack,
+        Self::KeptLayersUsed,
         Self::Drained,
         Self::PlannedChange,
         Self::CopiedAhead,

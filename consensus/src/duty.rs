@@ -19,6 +19,7 @@ mod measurement;
 mod planning;
 mod refusal;
 mod restore;
+mod returns;
 mod saved;
 mod sealing;
 mod seating;

@@ -79,6 +79,8 @@ pub enum Mutant {
     M49KeepingForEver,
     /// m50: a member whose certificate is by the authority that follows forgets the one before it.
     M50AuthorityForgotten,
+    /// m52: a worker that was declared lost and comes back reports the step that was open as sealed.
+    M52CandidateKept,
 }
 
 #[cfg(feature = "mutants")]

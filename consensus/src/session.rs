@@ -11,7 +11,9 @@
 //! ```
 //!
 //! Commands come in the sequence in which the runtime must execute them. Nothing a session holds is
-//! worth keeping across a restart: a worker that restarts is a new life and begins with nothing.
+//! worth keeping across a restart: a worker that restarts is a new life and begins with nothing. A
+//! process that was declared lost and lives on keeps the sealed layers that it holds, and its next
+//! life reports them.
 
 mod briefing;
 mod command;
@@ -161,11 +163,24 @@ enum PlanPart {
     /// No part in the plan.
     Idle,
     /// No part in this plan; other workers may still request the layers it held before.
-    Left,
+    Left {
+        /// The newest plan that they were held under: they are of no use once a later one runs.
+        held_under: Generation,
+    },
     /// Loading, or waiting for the others.
     Loading { plan: Arc<PlanRecord> },
     /// Runs the program of the plan.
     Running { plan: Arc<PlanRecord> },
+}
+
+/// The layers that the life before left to the next one.
+#[derive(Clone, Copy, Debug)]
+struct KeptLayers {
+    /// The newest plan that they were held under.
+    held_under: Generation,
+    /// Number of rewinds of the run, as far as that life knew: what was held before a later one is
+    /// not trusted.
+    rewinds: u64,
 }
 
 /// The session of a worker with the controllers of its cluster.
@@ -173,6 +188,8 @@ enum PlanPart {
 pub struct WorkerSession {
     setup: SessionSetup,
     status: SessionStatus,
+    /// What the runtime kept of the life before, as long as the session is no member.
+    kept: Option<KeptLayers>,
     leader: Option<NodeId>,
     /// Where members are reached, from the newest contacts received.
     contacts: Arc<Contacts>,
@@ -193,6 +210,7 @@ impl WorkerSession {
         Self {
             setup,
             status: SessionStatus::Outside,
+            kept: None,
             leader: None,
             contacts: Arc::default(),
             spec: None,
@@ -217,7 +235,7 @@ impl WorkerSession {
             SessionInput::Leave => self.handle_leave(),
             SessionInput::Controllers { cluster, controllers } => {
                 if self.setup.cluster != cluster {
-                    self.leave_membership();
+                    self.leave_cluster();
                     self.contacts = Arc::default();
                 }
                 self.setup.cluster = cluster;
@@ -285,7 +303,7 @@ impl WorkerSession {
             PlanPart::Loading { plan } | PlanPart::Running { plan } => {
                 Some((plan.generation, plan.stage_of(member.holder)?))
             }
-            PlanPart::Idle | PlanPart::Left => None,
+            PlanPart::Idle | PlanPart::Left { .. } => None,
         }
     }
 
@@ -405,8 +423,9 @@ impl Membership {
         if plan_of(&event).is_some_and(|generation| generation != self.generation) {
             return None;
         }
+        // One that was requested of a life before, or for a plan before, is nobody's answer.
         if let WorkerEvent::Inventory { index, .. } = event {
-            self.inventory_due.take_if(|due| *due == index);
+            self.inventory_due.take_if(|due| *due == index)?;
         }
         self.unconfirmed.record(holder, event)
     }

@@ -12,6 +12,8 @@
 //!    ^                 |                          |                |
 //!    +------ Stop -----+---------- Stop ----------+------ Stop ----+     layers become idle
 //! ```
+//!
+//! A life of the node that ends (`EndLife`) leaves its layers idle as well, for the next life.
 
 mod active_stage;
 mod checkpoint_writes;
@@ -27,6 +29,7 @@ use std::sync::Arc;
 
 use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::message::HeldLayer;
+use zbelastic_consensus::mutant::{self, Mutant};
 use zbelastic_consensus::pre_copy::PreCopyPlan;
 use zbelastic_consensus::session::{WorkerCommand, WorkerEvent};
 use zbelastic_kernels::DeviceFault;
@@ -284,7 +287,9 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
                     self.idle_layers.clear();
                 }
             }
-            WorkerCommand::TakeInventory { index } => {
+            WorkerCommand::TakeInventory { holder, index } => {
+                // The layers kept of a life before are sent by this one.
+                self.me = Some(holder);
                 // A plan that is needed at once is not the one whose layers were copied ahead.
                 self.standby = None;
                 if let RuntimePhase::Active(active) = &mut self.phase {
@@ -293,15 +298,29 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
                 }
                 self.report_inventory(index);
             }
+            WorkerCommand::EndLife => {
+                if let RuntimePhase::Active(active) = &mut self.phase
+                    && mutant::is(Mutant::M52CandidateKept)
+                {
+                    active.seal_candidate();
+                }
+                self.stop();
+                self.end_life();
+            }
             WorkerCommand::Forget => {
                 self.phase = RuntimePhase::Idle;
-                self.standby = None;
-                self.inventory = InventoryCache::default();
-                self.me = None;
                 self.idle_layers.clear();
-                self.writes.forget();
+                self.end_life();
             }
         }
+    }
+
+    /// Gives up what belongs to a life of the node, and not to the layers.
+    fn end_life(&mut self) {
+        self.standby = None;
+        self.inventory = InventoryCache::default();
+        self.me = None;
+        self.writes.forget();
     }
 
     /// Drops unsealed state; the sealed layers become idle.

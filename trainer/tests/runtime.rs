@@ -29,6 +29,8 @@ use zbelastic_types::{
 };
 
 const STAGES: u32 = 3;
+/// Worker 3 in the life behind the one that plans name.
+const BACK: Holder = Holder { node: NodeId(3), incarnation: Incarnation(9) };
 
 /// The plan of this number over these workers, each stage copied by the next.
 fn plan(generation: u64, nodes: [u64; STAGES as usize], source: LayerSource) -> PlanRecord {
@@ -88,7 +90,7 @@ fn load(plan: &PlanRecord, node: u64) -> RuntimeInput {
 
 fn inventory(runtime: &mut CpuWorker) -> BTreeSet<LayerId> {
     runtime
-        .handle(RuntimeInput::Command(WorkerCommand::TakeInventory { index: 1 }))
+        .handle(RuntimeInput::Command(WorkerCommand::TakeInventory { holder: BACK, index: 1 }))
         .expect("a command");
     let layers = std::iter::from_fn(|| runtime.poll_output()).find_map(|output| {
         let RuntimeOutput::Event(WorkerEvent::Inventory { layers, .. }) = output else {
@@ -178,6 +180,40 @@ fn a_layer_is_not_copied_when_its_owner_in_memory_changes() {
         .expect("a command");
     runtime.handle(RuntimeInput::Command(WorkerCommand::Stop)).expect("a command");
     assert_eq!(idle(&runtime), loaded);
+}
+
+/// Worker 3 is declared lost and lives on: its next life holds the stage and the copy of the life
+/// before, once in memory, and sends them in its own name. Another cluster's layers it does not
+/// keep.
+#[test]
+fn the_layers_of_a_life_that_ended_are_those_of_the_next_one() {
+    let mut runtime = runtime();
+    let before = plan(1, [1, 2, 3], LayerSource::Initial);
+    let run = WorkerCommand::Run { generation: Generation(1) };
+    runtime.handle(load(&before, 3)).expect("a command");
+    runtime.handle(RuntimeInput::Command(run)).expect("a command");
+    let (held, digests) = (inventory(&mut runtime), runtime.inventory());
+    runtime.handle(RuntimeInput::Command(WorkerCommand::EndLife)).expect("a command");
+    assert!(runtime.active_stage().is_none());
+    let fetch = |layer: LayerId| {
+        let body = PeerBody::Fetch { layer, version: Step(0) };
+        RuntimeInput::Peer(PeerFrame { generation: Generation(2), sender: holder(1), body })
+    };
+    let layer = *held.first().expect("it holds a stage");
+    let lacking = PeerFrameRefusal::Lacking { layer, version: Step(0) };
+    assert_eq!(runtime.handle(fetch(layer)), Err(lacking), "it is nobody between two lives");
+    outputs(&mut runtime);
+    assert_eq!((inventory(&mut runtime), runtime.inventory()), (held, digests));
+    runtime.handle(fetch(layer)).expect("it has the layer");
+    let [(to, answer)] = &frames(&mut runtime)[..] else { panic!("one answer") };
+    assert_eq!((*to, answer.sender), (NodeId(1), BACK));
+    for end in [WorkerCommand::Forget, WorkerCommand::Release] {
+        runtime.handle(RuntimeInput::Command(end)).expect("a command");
+        assert!(runtime.inventory().is_empty());
+        runtime.handle(load(&before, 3)).expect("a command");
+        runtime.handle(RuntimeInput::Command(WorkerCommand::EndLife)).expect("a command");
+        assert!(!runtime.inventory().is_empty(), "what was loaded and did not run is sealed too");
+    }
 }
 
 /// What a checkpoint or a peer holds of a version stays that version while the layer goes on.

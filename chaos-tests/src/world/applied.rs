@@ -73,6 +73,7 @@ impl ChangeRecord {
         match change {
             StateChange::Checkpoint { version, .. } => self.keep_manifest(env, core, *version),
             StateChange::Rewound { dropped, .. } => {
+                env.rewound_at = index;
                 // Nothing is removed: versions it went past are computed, and named, again.
                 self.referred.retain(|version, _| !dropped.contains(version));
                 workers.forget_flips();
@@ -167,6 +168,7 @@ impl ChangeRecord {
             }
             StateChange::Adopted(plan) => {
                 env.pre_copy = None;
+                mark_kept_layers(env, core, plan);
                 mark_plan(env, plan);
             }
             StateChange::Sealed { seal, is_repeated, adopted } => {
@@ -429,6 +431,23 @@ fn gives_a_place(plan: &PlanRecord, before: &PlanRecord) -> bool {
         && (own.shape(), own.column_count()) == (other.shape(), other.column_count())
         && plan.chunks == before.chunks
         && plan.stage_indices().zip(&plan.stages).all(keeps_layers)
+}
+
+/// Whether a layer comes from members alone that were declared lost under the plan before, and came
+/// back with it.
+fn mark_kept_layers(env: &mut Surroundings<'_>, core: &Core, plan: &PlanRecord) {
+    let Some(before) = env.checker.plan_before(plan) else { return };
+    let has_returned = |node: &NodeId| {
+        let mut holders = before.stages.iter().filter(|holder| holder.node == *node);
+        holders.any(|holder| core.state().holder_of(*node).is_some_and(|now| now != *holder))
+    };
+    let is_kept = |source: &LayerSource| match source {
+        LayerSource::Nodes(nodes) => nodes.iter().all(has_returned),
+        LayerSource::Checkpoint { .. } | LayerSource::Initial => false,
+    };
+    if plan.sources.iter().any(is_kept) {
+        env.mark(Marker::KeptLayersUsed);
+    }
 }
 
 fn mark_plan(env: &mut Surroundings<'_>, plan: &PlanRecord) {

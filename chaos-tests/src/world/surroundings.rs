@@ -73,6 +73,8 @@ pub(super) struct Surroundings<'a> {
     pub(super) calm_at: VirtualTime,
     /// The plan of the layers that are copied ahead.
     pub(super) pre_copy: Option<Arc<PreCopyPlan>>,
+    /// The index of the last rewind.
+    pub(super) rewound_at: u64,
     /// Workers with connections that are still to close, each once: `World::settle` empties it.
     pub(super) crashed: VecDeque<CrashedWorker>,
     /// How often the workers are still to be sent the controllers.
@@ -111,6 +113,7 @@ impl<'a> Surroundings<'a> {
             is_excused: false,
             calm_at: VirtualTime(case.options.storm_us),
             pre_copy: None,
+            rewound_at: 0,
             crashed: VecDeque::new(),
             announcements: 0,
             failure: None,

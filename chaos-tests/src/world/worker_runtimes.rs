@@ -1,5 +1,6 @@
 //! Worker runtimes: operations that need time, frames, layers read and written.
 
+use zbelastic_consensus::message::HeldLayer;
 use zbelastic_consensus::session::{WorkerCommand, WorkerEvent};
 use zbelastic_schedule::{Op, Reduction};
 use zbelastic_trainer::data::BatchSource;
@@ -9,7 +10,7 @@ use zbelastic_trainer::stage::{EngineActivity, EngineProgress, SealedState};
 use zbelastic_types::{Generation, NodeId};
 
 use super::WorldEvent;
-use super::machines::WorkerMachine;
+use super::machines::{WorkerMachine, WorkerProcess};
 use super::surroundings::Surroundings;
 use super::workers::Workers;
 use crate::bug::{self, Bug};
@@ -88,12 +89,20 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
             | RuntimeInput::Exported { .. }
             | RuntimeInput::Written { .. } => None,
         };
+        let ends_life =
+            matches!(&input, RuntimeInput::Command(command) if *command == WorkerCommand::EndLife);
         let Some(machine) = self.machines.get_mut(&node) else { return };
         let Some(process) = &mut machine.process else { return };
         let plan = process.runtime.active_stage().map(|active| active.plan());
         let plan = plan.map(|plan| (plan.generation, plan.stages.clone()));
         let taken = process.runtime.handle(input);
         process.done += u64::from(moves && taken.is_ok());
+        if ends_life && process.session.cluster() == env.cluster {
+            // The bits are compared when they are reported.
+            for image in process.runtime.idle_layers().values() {
+                env.checker.holds(Invariant::N1, node, image.version, &[]);
+            }
+        }
         if let Some((generation, sender, true)) = frame {
             match taken {
                 Ok(()) => env.checker.processed(generation, sender, plan),
@@ -346,18 +355,39 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
     /// flipped anywhere, copies may follow the flipped state and are not compared; the flip is
     /// found out before the next seal, and the state is given up.
     fn check_standby_layers(&mut self, env: &mut Surroundings<'_>, node: NodeId) {
-        let is_flipped = |m: &WorkerMachine<M, S>| m.faults.borrow().flipped().is_some();
-        if self.machines.values().any(is_flipped) {
-            return;
-        }
-        let process = self.machines.get(&node).and_then(|machine| machine.process.as_ref());
-        let process = process.filter(|process| {
-            process.session.cluster() == env.cluster && !process.may_follow_flipped
-        });
+        let process = self.sound_process(env, node);
         for copy in process.iter().flat_map(|process| process.runtime.standby_copies()) {
             let layers = [(copy.layer(), copy.digest())];
             env.checker.holds(Invariant::N1, node, copy.version(), &layers);
         }
+    }
+
+    /// Compares the layers that a worker reports to hold with the reference, those that it kept of a
+    /// life before among them. An inventory that was requested before the run went back is not
+    /// believed by any leader.
+    pub(super) fn check_inventory(
+        &self,
+        env: &mut Surroundings<'_>,
+        node: NodeId,
+        (index, layers): (u64, &[HeldLayer]),
+    ) {
+        if index < env.rewound_at || self.sound_process(env, node).is_none() {
+            return;
+        }
+        for HeldLayer { layer, version, digest } in layers {
+            env.checker.holds(Invariant::N1, node, *version, &[(*layer, *digest)]);
+        }
+    }
+
+    /// The process of a worker, if no bit of a state is flipped that it may have.
+    fn sound_process(&self, env: &Surroundings<'_>, node: NodeId) -> Option<&WorkerProcess<M, S>> {
+        let is_flipped = |m: &WorkerMachine<M, S>| m.faults.borrow().flipped().is_some();
+        if self.machines.values().any(is_flipped) {
+            return None;
+        }
+        let process = self.machines.get(&node)?.process.as_ref()?;
+        let is_sound = process.session.cluster() == env.cluster && !process.may_follow_flipped;
+        is_sound.then_some(process)
     }
 
     /// Notes which faults of numbers are in a report.

@@ -204,6 +204,9 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
             self.crash_here(env, node);
             return;
         }
+        if let WorkerEvent::Inventory { index, layers } = &event {
+            self.check_inventory(env, node, (*index, layers));
+        }
         if let WorkerEvent::Inventory { layers, .. } = &event
             && let Some(process) = self.machines.get_mut(&node).and_then(|m| m.process.as_mut())
         {
@@ -235,7 +238,8 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
                     }
                     let command = self.tampered(node, command);
                     self.note_command(env, node, &command);
-                    if command == WorkerCommand::Forget && self.is_hung(node) {
+                    let is_end = matches!(command, WorkerCommand::EndLife | WorkerCommand::Forget);
+                    if is_end && self.is_hung(node) {
                         // Nothing ends an operation that hangs but the end of its process.
                         self.crash_within(env, (node, RESPAWN_US), false);
                         return;
@@ -277,9 +281,11 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
 
     fn note_command(&mut self, env: &mut Surroundings<'_>, node: NodeId, command: &WorkerCommand) {
         match command {
-            WorkerCommand::ApplySeal(_)
-            | WorkerCommand::Release
-            | WorkerCommand::TakeInventory { .. } => {}
+            WorkerCommand::ApplySeal(_) | WorkerCommand::TakeInventory { .. } => {}
+            WorkerCommand::Release => self.forget_flip(node),
+            WorkerCommand::EndLife => {
+                env.note(|| format!("w{node} is fenced off and keeps what is sealed"));
+            }
             WorkerCommand::Stop => env.note(|| format!("w{node} stops")),
             WorkerCommand::PreCopy { holder: me, pre_copy } => {
                 env.pre_copy.clone_from(pre_copy);
@@ -304,7 +310,7 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
             }
             WorkerCommand::Forget => {
                 self.forget_flip(node);
-                env.note(|| format!("w{node} is fenced off and forgets"));
+                env.note(|| format!("w{node} is of another cluster and forgets"));
             }
         }
     }

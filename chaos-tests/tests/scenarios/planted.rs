@@ -44,6 +44,13 @@ fn without_the_check_of_turns_a_stale_frame_is_processed() {
 }
 
 #[test]
+fn without_s9_one_that_comes_back_has_no_version_that_is_sealed() {
+    let mutant = Mutant::M52CandidateKept;
+    let scenario = workers::case_10_workers_come_back_without_the_step_that_was_not_sealed;
+    notices(mutant, scenario);
+}
+
+#[test]
 fn without_the_check_of_norms_a_gradient_that_is_not_finite_is_kept() {
     let mutant = Mutant::M10NanPasses;
     let scenario =

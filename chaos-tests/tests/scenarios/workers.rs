@@ -175,6 +175,87 @@ pub fn case_10_a_worker_that_was_cut_off_is_fenced_and_comes_back_as_a_new_life(
     play.expect(PlayClaim::SameAsUndisturbed);
 }
 
+/// Longer than a member may be silent, and not as long as one without progress is waited for.
+const HICCUP_TICKS: u32 = 100;
+
+/// The network is cut around all of them: each is declared lost, and all that was sealed is in their
+/// memory alone.
+#[test]
+pub fn case_10_workers_that_were_all_cut_off_come_back_with_what_they_hold() {
+    let mut play = Play::new(PlayOptions { checkpoint_every: 3, ..PlayOptions::default() });
+    play.run_until(PlayGoal::Sealed(5));
+    let cut_off = [0, 1, 2].map(|stage| play.stage(stage));
+    cut_off.iter().for_each(|node| play.hold(PlayMessageKind::Link(*node)));
+    play.run_ticks(HICCUP_TICKS);
+    cut_off.iter().for_each(|node| play.release(PlayMessageKind::Link(*node)));
+    play.finish();
+    cut_off.iter().for_each(|node| play.expect(PlayClaim::Admitted(*node, 2)));
+    let redone = play.redone();
+    assert!(redone.iter().all(|step| *step >= 5), "nothing sealed is computed again: {redone:?}");
+    play.expect(PlayClaim::NoRewind);
+    play.expect(PlayClaim::SameAsUndisturbed);
+}
+
+/// All have reported a step, and it is not sealed: it is none that they come back with.
+#[test]
+pub fn case_10_workers_come_back_without_the_step_that_was_not_sealed() {
+    let mut play = Play::new(PlayOptions { checkpoint_every: 3, ..PlayOptions::default() });
+    play.run_until(PlayGoal::Sealed(4));
+    play.hold(PlayMessageKind::Held);
+    play.run_until(PlayGoal::Begun(play.stage(1), 5));
+    play.run_until_quiet();
+    assert_eq!(play.sealed(), 4, "R3: what is not held elsewhere is not sealed");
+    let cut_off = [0, 1, 2].map(|stage| play.stage(stage));
+    cut_off.iter().for_each(|node| play.hold(PlayMessageKind::Link(*node)));
+    play.run_ticks(HICCUP_TICKS);
+    cut_off.iter().for_each(|node| play.release(PlayMessageKind::Link(*node)));
+    play.release(PlayMessageKind::Held);
+    play.finish();
+    play.expect(PlayClaim::Redone(&[4, 5]));
+    play.expect(PlayClaim::NoRewind);
+    play.expect(PlayClaim::SameAsUndisturbed);
+}
+
+/// A stage and the one that keeps its copy are cut off together, and one of them dies meanwhile:
+/// nobody but the other one has those layers, and its life in the cluster is over.
+#[test]
+pub fn case_10_the_one_that_comes_back_with_the_only_sealed_layers_is_waited_for() {
+    for (dead, back) in [(0, 1), (1, 0)] {
+        let cast = PlayOptions { workers: 4, checkpoint_every: 3, ..PlayOptions::default() };
+        let mut play = Play::new(cast);
+        play.run_until(PlayGoal::Sealed(5));
+        let cut_off = [dead, back].map(|stage| play.stage(stage));
+        cut_off.iter().for_each(|node| play.hold(PlayMessageKind::Link(*node)));
+        play.run_ticks(HICCUP_TICKS);
+        let [dead, back] = cut_off;
+        play.crash(dead);
+        play.run_ticks(20);
+        play.release(PlayMessageKind::Link(back));
+        play.finish();
+        play.expect(PlayClaim::Admitted(back, 2));
+        play.expect(PlayClaim::NoRewind);
+        play.expect(PlayClaim::SameAsUndisturbed);
+    }
+}
+
+/// They are not waited for for ever. When they come back the run has gone back: what they hold is
+/// newer, and not believed.
+#[test]
+pub fn case_10_a_rewind_that_is_agreed_on_stays_whoever_comes_back() {
+    let cast = PlayOptions { workers: 4, checkpoint_every: 3, ..PlayOptions::default() };
+    let mut play = Play::new(cast);
+    play.run_until(PlayGoal::Sealed(5));
+    let cut_off = [0, 1].map(|stage| play.stage(stage));
+    cut_off.iter().for_each(|node| play.hold(PlayMessageKind::Link(*node)));
+    play.run_until(PlayGoal::Stages(2));
+    cut_off.iter().for_each(|node| play.release(PlayMessageKind::Link(*node)));
+    play.finish();
+    cut_off.iter().for_each(|node| play.expect(PlayClaim::Admitted(*node, 2)));
+    play.expect(PlayClaim::RewoundTo(3));
+    play.expect(PlayClaim::SealedAgain(&[3, 4]));
+    play.expect(PlayClaim::SameAsUndisturbed);
+}
+
 #[test]
 pub fn case_12_two_stages_that_die_together_are_restored_from_their_copies() {
     let mut play = Play::new(PlayOptions { workers: 4, ..PlayOptions::default() });

@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 108] = pages![
+const PAGES: [(&str, &str); 109] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -104,6 +104,7 @@ const PAGES: [(&str, &str); 108] = pages![
     "decisions/0083-a-lost-place-is-shared.md",
     "decisions/0084-tests-are-built-once-by-a-profile-of-their-own.md",
     "decisions/0085-a-snapshot-leaves-memory-before-a-commit.md",
+    "decisions/0086-what-is-sealed-outlasts-a-life.md",
     "decisions/0087-who-drains-leaves-its-place-and-who-joins-gets-one.md",
     "deploy.md",
     "glossary.md",

@@ -75,15 +75,14 @@ pub(super) struct PlanStandstill {
 
 impl PlanDraft {
     /// Whether the basis of the draft still holds. A cluster that has not trained for long lets
-    /// workers come and go that have no stage in it.
+    /// workers come and go that have no stage in it. The inventories of those that come are
+    /// requested: one that was declared lost and comes back may hold what no other does (rule R9).
     pub(super) fn is_still_valid(&mut self, now: &PlanBasis, is_late: bool) -> bool {
         let has_all = self.nodes.iter().all(|holder| now.workers.contains(holder));
         if is_late && has_all && self.basis.workers != now.workers {
-            self.basis.workers.retain(|holder| now.workers.contains(holder));
-            let workers = &self.basis.workers;
-            self.inventory.retain(|node, _| workers.iter().any(|holder| holder.node == *node));
-            let workers = self.basis.workers.clone();
-            return self.basis == PlanBasis { workers, ..now.clone() };
+            let gone = self.basis.workers.difference(&now.workers);
+            gone.for_each(|holder| drop(self.inventory.remove(&holder.node)));
+            self.basis.workers.clone_from(&now.workers);
         }
         self.basis == *now
     }

@@ -111,6 +111,11 @@ impl HeartbeatMonitor {
         self.records.insert(holder.node, HeartbeatRecord { holder, at: now, pulse, progress_at });
     }
 
+    /// When a member last sent a heartbeat; 0 if it is not monitored any more.
+    pub(super) fn heard_at(&self, node: NodeId) -> u64 {
+        self.records.get(&node).map_or(0, |record| record.at)
+    }
+
     /// When a member last made progress; 0 if it is not monitored any more.
     pub(super) fn progress_at(&self, node: NodeId) -> u64 {
         self.records.get(&node).map_or(0, |record| record.progress_at)

@@ -69,6 +69,7 @@ impl Duties {
 
     /// The connection to a node closed.
     pub fn handle_closed(&mut self, state: &State, node: NodeId) {
+        self.watch.absent.note_closed(node, self.watch.now);
         if let Some((holder, _)) = state.live_workers().find(|(holder, _)| holder.node == node) {
             self.changes.note(MemberChange::Lost { holder, reason: LossReason::Closed });
         }

@@ -9,7 +9,9 @@ use zbelastic_types::{Digest, LayerId, NodeId, StageIndex, Step};
 
 use super::draft::{PlanBasis, PlanDraft, PlanStandstill, Planning, PreCopyProgress};
 use super::in_force::plan_in_force;
-use super::restore::{LayerInventory, RestorePoint, expected_digests, restore_point};
+use super::restore::{
+    LayerInventory, RestorePoint, expected_digests, missing_layers, restore_point,
+};
 use super::seating::{copies, reseated, seating};
 use super::watch::{DutyWatch, ProposalLane};
 use super::window::window_need;
@@ -250,10 +252,13 @@ impl Planning {
             base: state.history().base(),
         };
         let expected = expected_digests(&inventory);
-        // R9: a worker that has not answered may hold a layer that no other does. After a rewind
-        // memory is not believed, and no answer brings a layer back.
-        let may_be_held = believes && draft.missing().next().is_some();
-        let is_waited_for = may_be_held && !takes_silence_for_loss(watch, draft.since);
+        // R9: a worker that has not answered may hold a layer that no other does, and so may one that
+        // was declared lost and comes back. After a rewind memory is not believed, and no answer
+        // brings a layer back: so none is proposed while members change.
+        let may_be_held = draft.missing().next().is_some()
+            || watch.absent.may_hold(state, missing_layers(&inventory), watch.now);
+        let is_waited_for = watch.is_in_flight(ProposalLane::Members)
+            || believes && may_be_held && !takes_silence_for_loss(watch, draft.since);
         let restored = match rewinds_needlessly(&reason) {
             true => back_for_nothing(state),
             false => restore_point(&inventory),

@@ -70,6 +70,12 @@ pub fn restore_point(inventory: &LayerInventory<'_>) -> RestorePoint {
     }
 }
 
+/// The layers that can be had from nowhere at the open version.
+pub fn missing_layers<'a>(inventory: &'a LayerInventory<'_>) -> impl Iterator<Item = LayerId> + 'a {
+    let layers = (0..inventory.layer_count).map(LayerId);
+    layers.filter(|layer| source_of(inventory, *layer).is_none())
+}
+
 /// The digest that each layer must be loaded with, as far as a holder has reported one: its memory
 /// may change after the report.
 #[must_use]

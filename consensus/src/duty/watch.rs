@@ -7,6 +7,7 @@ use zbelastic_types::{Generation, NodeId, Step};
 
 use super::DutyTiming;
 use super::heartbeats::HeartbeatMonitor;
+use super::returns::AbsentMembers;
 use crate::entry::Entry;
 use crate::member::{Holder, LossReason};
 use crate::message::WorkerActivity;
@@ -35,6 +36,7 @@ pub(super) struct DutyWatch {
     /// Ticks since the election.
     pub(super) now: u64,
     pub(super) heartbeats: HeartbeatMonitor,
+    pub(super) absent: AbsentMembers,
     in_flight: BTreeMap<u64, ProposalLane>,
     /// When something last moved: a seal, or a plan.
     pub(super) progress_at: u64,
@@ -47,8 +49,11 @@ impl DutyWatch {
     pub(super) fn new(state: &State, timing: DutyTiming) -> Self {
         let mut heartbeats = HeartbeatMonitor::default();
         heartbeats.begin(state, 0);
+        // Those that were lost before count as heard when the election was over.
+        let mut absent = AbsentMembers::default();
+        absent.track_members(state, (0, timing.progress_ticks), |_| 0);
         let in_flight = BTreeMap::new();
-        Self { timing, now: 0, heartbeats, in_flight, progress_at: 0, members_changed: 0 }
+        Self { timing, now: 0, heartbeats, absent, in_flight, progress_at: 0, members_changed: 0 }
     }
 
     /// A worker sent a heartbeat.
@@ -78,6 +83,9 @@ impl DutyWatch {
     /// Members changed.
     pub(super) fn note_members(&mut self, state: &State) {
         self.members_changed = self.now;
+        let heartbeats = &self.heartbeats;
+        let times = (self.now, self.timing.progress_ticks);
+        self.absent.track_members(state, times, |node| heartbeats.heard_at(node));
         self.heartbeats.track_members(state, self.now);
     }
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use zbelastic_types::{ClusterId, Generation, NodeId, Step};
 
 use super::{
-    LoadCommand, Membership, PlanPart, SessionOutput, SessionStatus, UnconfirmedMessages,
-    WorkerCommand, WorkerSession,
+    KeptLayers, LoadCommand, Membership, PlanPart, SessionOutput, SessionStatus,
+    UnconfirmedMessages, WorkerCommand, WorkerSession,
 };
 use crate::member::{AdmissionRefusal, Holder};
 use crate::message::{Briefing, Envelope, Message};
@@ -136,6 +136,8 @@ impl WorkerSession {
                 self.check_plan(member.generation, &briefing)?;
             }
             (SessionStatus::Member(_), _) => {
+                // The last step may be sealed by the report of this life: it is kept as sealed.
+                self.apply_seal(&briefing);
                 self.leave_membership();
                 return Ok(());
             }
@@ -164,14 +166,18 @@ impl WorkerSession {
         }
     }
 
+    /// A life begins, with the layers that the one before kept. Those from before a rewind are given
+    /// up by the first briefing, as in one life.
     fn join_membership(&mut self, holder: Holder, rewinds: u64) {
         let generation = Generation(0);
+        let kept = self.kept.take();
+        let left = |kept: KeptLayers| PlanPart::Left { held_under: kept.held_under };
         let member = Membership {
             holder,
             briefing_index: 0,
             generation,
-            rewinds,
-            part: PlanPart::Idle,
+            rewinds: kept.map_or(rewinds, |kept| kept.rewinds),
+            part: kept.map_or(PlanPart::Idle, left),
             applied_seal: None,
             inventory_due: None,
             pre_copy: None,
@@ -184,11 +190,31 @@ impl WorkerSession {
         }
     }
 
-    /// This life is over: the layers that it held are not the cluster's any more.
-    pub(super) fn leave_membership(&mut self) {
-        if let SessionStatus::Member(_) = &self.status {
-            self.status = SessionStatus::Outside;
-            self.setup.boot += 1;
+    /// This life is over. The layers that it held are sealed all the same, and perhaps nobody else
+    /// holds them: the next life has them.
+    fn leave_membership(&mut self) {
+        let SessionStatus::Member(member) = &self.status else { return };
+        let held_under = match &member.part {
+            PlanPart::Idle => None,
+            PlanPart::Left { held_under } => Some(*held_under),
+            PlanPart::Loading { plan } | PlanPart::Running { plan } => Some(plan.generation),
+        };
+        let rewinds = member.rewinds;
+        self.kept = held_under.map(|held_under| KeptLayers { held_under, rewinds });
+        self.status = SessionStatus::Outside;
+        self.setup.boot += 1;
+        self.push_command(WorkerCommand::EndLife);
+    }
+
+    /// Controllers of another cluster count from now on: the layers held here are not its.
+    pub(super) fn leave_cluster(&mut self) {
+        let is_member = match &self.status {
+            SessionStatus::Outside => false,
+            SessionStatus::Member(_) => true,
+        };
+        self.status = SessionStatus::Outside;
+        self.setup.boot += u64::from(is_member);
+        if self.kept.take().is_some() || is_member {
             self.push_command(WorkerCommand::Forget);
         }
     }
@@ -207,11 +233,14 @@ impl WorkerSession {
                     member.part = PlanPart::Running { plan: plan.clone() };
                     self.push_command(WorkerCommand::Run { generation: briefing.generation });
                 }
-                PlanPart::Left => {
+                PlanPart::Left { held_under } if briefing.generation > *held_under => {
                     member.part = PlanPart::Idle;
                     self.push_command(WorkerCommand::Release);
                 }
-                PlanPart::Idle | PlanPart::Loading { .. } | PlanPart::Running { .. } => {}
+                PlanPart::Idle
+                | PlanPart::Left { .. }
+                | PlanPart::Loading { .. }
+                | PlanPart::Running { .. } => {}
             }
         }
         self.command_save(briefing);
@@ -232,7 +261,7 @@ impl WorkerSession {
         let (generation, is_running) = match &member.part {
             PlanPart::Loading { plan } => (plan.generation, false),
             PlanPart::Running { plan } => (plan.generation, true),
-            PlanPart::Idle | PlanPart::Left => return,
+            PlanPart::Idle | PlanPart::Left { .. } => return,
         };
         let is_its = |version: &Step| *version == open || (is_running && *version > open);
         let pending = briefing.pending.iter().copied();
@@ -267,7 +296,8 @@ impl WorkerSession {
         if member.inventory_due.is_none() && !is_taken {
             member.inventory_due = Some(index);
             member.end_pre_copy();
-            self.push_command(WorkerCommand::TakeInventory { index });
+            let holder = member.holder;
+            self.push_command(WorkerCommand::TakeInventory { holder, index });
         }
     }
 
@@ -277,7 +307,7 @@ impl WorkerSession {
         let SessionStatus::Member(member) = &mut self.status else { return };
         let generation = match &member.part {
             PlanPart::Running { plan } => Some(plan.generation),
-            PlanPart::Idle | PlanPart::Left | PlanPart::Loading { .. } => {
+            PlanPart::Idle | PlanPart::Left { .. } | PlanPart::Loading { .. } => {
                 member.pre_copy.as_ref().map(|pre_copy| pre_copy.generation)
             }
         };
@@ -298,10 +328,11 @@ impl WorkerSession {
         if found <= member.generation {
             return;
         }
-        let had_stage = match member.part {
-            PlanPart::Loading { .. } | PlanPart::Running { .. } => true,
-            PlanPart::Idle | PlanPart::Left => false,
+        let held_under = match &member.part {
+            PlanPart::Loading { plan } | PlanPart::Running { plan } => Some(plan.generation),
+            PlanPart::Idle | PlanPart::Left { .. } => None,
         };
+        let had_stage = held_under.is_some();
         member.generation = found;
         self.op_ticks_max = Some(plan.op_ticks_max);
         member.unconfirmed.forget_plan();
@@ -310,11 +341,11 @@ impl WorkerSession {
         member.inventory_due = None;
         // A plan that was closed before this worker received it has nothing to load any more.
         let stage = plan.stage_of(member.holder).filter(|_| plan.from_step == briefing.open.step);
-        member.part = match stage {
-            Some(_) => PlanPart::Loading { plan: plan.clone() },
-            None if had_stage => PlanPart::Left,
-            None => std::mem::replace(&mut member.part, PlanPart::Idle),
-        };
+        match (stage, held_under) {
+            (Some(_), _) => member.part = PlanPart::Loading { plan: plan.clone() },
+            (None, Some(held_under)) => member.part = PlanPart::Left { held_under },
+            (None, None) => {}
+        }
         if stage.is_some() && briefing.pending.contains(&briefing.open.step) {
             member.last_save = Some((found, briefing.open.step));
         }

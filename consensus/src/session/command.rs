@@ -68,10 +68,15 @@ pub enum WorkerCommand {
     /// Report the layers that are held; answered by [`WorkerEvent::Inventory`]. The plan is about
     /// to change, so work ahead of a seal that waits for its gate may be given up.
     TakeInventory {
+        /// This worker, in its current life: the sender of the layers that others request.
+        holder: Holder,
         /// Index of the briefing that requested the inventory, returned with the answer.
         index: u64,
     },
-    /// Forget everything: this life of the node is over.
+    /// This life of the node is over: give up the attempt under way and keep the layers, as sealed
+    /// (rule R1 makes that possible). The next life reports them when its inventory is requested.
+    EndLife,
+    /// Forget everything: the layers are those of another cluster.
     Forget,
 }
 

@@ -5,3 +5,4 @@ mod harness;
 mod joining;
 mod pre_copy;
 mod resending;
+mod returning;

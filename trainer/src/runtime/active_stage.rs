@@ -10,7 +10,7 @@ use zbelastic_consensus::mutant::{self, Mutant};
 use zbelastic_consensus::plan::PlanRecord;
 use zbelastic_consensus::pre_copy::PreCopyPlan;
 use zbelastic_consensus::session::{LoadCommand, WorkerEvent};
-use zbelastic_consensus::validation::{Seal, Turn};
+use zbelastic_consensus::validation::{Reason, Seal, Turn, Verdict};
 use zbelastic_kernels::AllocateError;
 use zbelastic_types::{Generation, LayerId, NodeId, StageIndex, Step};
 
@@ -355,6 +355,20 @@ impl<M: StageFactory, S: BatchSource + Clone> ActiveStage<M, S> {
         if self.engine.has_seal_waiting() {
             self.abandon_unsealed();
         }
+    }
+
+    /// A worker's known bug: the open step counts as sealed.
+    pub(super) fn seal_candidate(&mut self) {
+        let turn = self.engine.open_turn();
+        self.settle(&Seal {
+            turn,
+            verdict: Verdict::Keep,
+            reason: Reason::Sound,
+            square_sum_bits: 0,
+            loss_sum_bits: 0,
+            updates_after: self.settled.map_or(1, |seal| seal.updates_after + 1),
+            cursor_after: turn.step.next(),
+        });
     }
 
     /// Carries out what is sealed and drops what is not. The program cannot go on after this.

@@ -24,12 +24,17 @@ impl FakeRuntime {
                 self.is_running = false;
                 Vec::new()
             }
+            WorkerCommand::EndLife => {
+                self.is_running = false;
+                self.part = None;
+                Vec::new()
+            }
             WorkerCommand::Load(command) => self.load(*command),
             WorkerCommand::Run { .. } => {
                 self.is_running = true;
                 self.reports()
             }
-            WorkerCommand::TakeInventory { index } => {
+            WorkerCommand::TakeInventory { index, .. } => {
                 vec![WorkerEvent::Inventory { index, layers: self.held.clone() }]
             }
             WorkerCommand::PreCopy { holder, pre_copy } => {

@@ -192,7 +192,8 @@ fn an_inventory_is_taken_once_however_often_it_is_asked_for() {
     let mut harness = SessionHarness::briefed(&log);
     harness.take_commands();
     let first = log.state.applied();
-    let take = |index| vec![WorkerCommand::TakeInventory { index }];
+    let holder = log.holder(1);
+    let take = |index| vec![WorkerCommand::TakeInventory { holder, index }];
     assert_eq!(request_inventory(&mut harness, &log, first, BriefingContent::Changes), take(first));
     assert_eq!(request_inventory(&mut harness, &log, first, BriefingContent::Changes), []);
     assert_eq!(
@@ -208,7 +209,7 @@ fn an_inventory_is_taken_once_however_often_it_is_asked_for() {
     );
     harness.event(WorkerEvent::Inventory { index: first + 1, layers: Vec::new() });
     assert_eq!(request_inventory(&mut harness, &log, first + 1, BriefingContent::Changes), []);
-    let (holder, index, layers) = (log.holder(1), first + 1, Vec::new());
+    let (index, layers) = (first + 1, Vec::new());
     let answer = Message::Inventory { holder, index, layers };
     assert_eq!(harness.resent_messages(), [answer], "a lost answer is sent again");
 }
@@ -223,7 +224,8 @@ fn an_inventory_is_taken_anew_under_another_plan() {
     assert_eq!(request_inventory(&mut harness, &log, index, BriefingContent::Changes).len(), 1);
     log.adopt(log.plan(&[2, 1]));
     let index = log.state.applied();
-    let expected = [WorkerCommand::Stop, load(&log, 1), WorkerCommand::TakeInventory { index }];
+    let inventory = WorkerCommand::TakeInventory { holder: log.holder(1), index };
+    let expected = [WorkerCommand::Stop, load(&log, 1), inventory];
     assert_eq!(request_inventory(&mut harness, &log, index, BriefingContent::All), expected);
 }
 
@@ -370,9 +372,9 @@ fn a_rewind_of_long_ago_takes_away_what_is_held_before_it_is_told() {
     log.keep(3);
     let requested = Briefing { requests_inventory: true, ..briefing(&log, BriefingContent::All) };
     harness.try_brief(CONTROLLERS[0], requested).expect("it belongs");
-    let index = log.state.applied();
+    let (holder, index) = (log.holder(1), log.state.applied());
     assert_eq!(
         harness.take_commands(),
-        [WorkerCommand::Rewind, WorkerCommand::TakeInventory { index }]
+        [WorkerCommand::Rewind, WorkerCommand::TakeInventory { holder, index }]
     );
 }

@@ -142,16 +142,17 @@ fn a_briefing_that_is_older_than_what_is_known_is_refused() {
     assert!(harness.session.holder().is_some());
 }
 
-/// Failure 10: a node that was fenced off forgets everything, and comes back as another life.
+/// Failure 10: a node that was fenced off gives up what is not sealed, and comes back as another
+/// life.
 #[test]
-fn who_was_fenced_off_forgets_and_asks_with_a_later_start() {
+fn who_was_fenced_off_ends_that_life_and_requests_admission_with_a_later_start() {
     let mut log = FixtureLog::running(spec(), &[1, 2]);
     let first = log.holder(1);
     let mut harness = SessionHarness::briefed(&log);
     harness.take_commands();
     log.lose(1);
     harness.brief(&log, BriefingContent::Changes);
-    assert_eq!(harness.take_commands(), [WorkerCommand::Forget]);
+    assert_eq!(harness.take_commands(), [WorkerCommand::EndLife]);
     assert_eq!((harness.session.holder(), harness.session.generation()), (None, None));
     check_refused(&mut harness, briefing(&log, BriefingContent::All), BriefingRefusal::NotMine);
     check_admission_requests(&mut harness, BOOT + 1);
@@ -193,7 +194,7 @@ fn a_life_that_another_start_took_over_is_over() {
     harness.brief(&log, BriefingContent::All);
     assert_eq!(
         (harness.take_commands(), harness.session.holder()),
-        (vec![WorkerCommand::Forget], None)
+        (vec![WorkerCommand::EndLife], None)
     );
     assert!(log.state.is_live(later));
 }

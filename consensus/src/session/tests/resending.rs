@@ -114,6 +114,9 @@ fn an_inventory_is_told_until_there_is_another_plan() {
     let (mut log, mut harness) = running();
     let held = HeldLayer { layer: LayerId(0), version: Step(0), digest: digest(0, 0) };
     let (holder, index, layers) = (log.holder(1), log.state.applied(), vec![held]);
+    let requested =
+        Briefing { requests_inventory: true, ..briefing(&log, BriefingContent::Changes) };
+    harness.try_brief(CONTROLLERS[0], requested).expect("it belongs");
     let expected = Message::Inventory { holder, index, layers: layers.clone() };
     check_resent(&mut harness, WorkerEvent::Inventory { index, layers }, &expected);
     log.adopt(log.plan(&[2, 1]));

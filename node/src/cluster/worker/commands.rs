@@ -16,13 +16,15 @@ use crate::cluster::process_exit::{DrainCause, ProcessExit};
 impl WorkerNode {
     /// A command of the session: executed once the text and weights of the job are here.
     pub(super) fn execute(&mut self, command: WorkerCommand) {
-        if let (WorkerCommand::Forget, Some(cause)) = (&command, self.drain.cause()) {
+        if let (WorkerCommand::EndLife | WorkerCommand::Forget, Some(cause)) =
+            (&command, self.drain.cause())
+        {
             self.ports.exit = Some(ProcessExit::Drained(cause));
             return;
         }
         // A worker that has not begun a job holds no layer of it, and reports that at once: sealed
         // versions are given up on evidence alone (rule R9), so that no worker may be silent.
-        if let (WorkerCommand::TakeInventory { index }, None) = (&command, self.job.active()) {
+        if let (WorkerCommand::TakeInventory { index, .. }, None) = (&command, self.job.active()) {
             let index = *index;
             let layers = Vec::new();
             return self.ports.send_to_session(WorkerEvent::Inventory { index, layers });
@@ -54,7 +56,9 @@ impl WorkerNode {
         match command {
             WorkerCommand::Load(load) => self.load(load),
             WorkerCommand::PreCopy { holder: me, pre_copy } => self.precopy(me, pre_copy),
-            WorkerCommand::Forget if self.ports.session.has_hung_operation() => {
+            WorkerCommand::EndLife | WorkerCommand::Forget
+                if self.ports.session.has_hung_operation() =>
+            {
                 self.ports.exit = Some(ProcessExit::Hung);
             }
             WorkerCommand::Run { generation } => {
@@ -65,7 +69,8 @@ impl WorkerNode {
                 self.job.note_sealed(seal.turn.step);
                 self.ports.send_to_device(RuntimeInput::Command(command));
             }
-            WorkerCommand::Forget
+            WorkerCommand::EndLife
+            | WorkerCommand::Forget
             | WorkerCommand::Stop
             | WorkerCommand::Save { .. }
             | WorkerCommand::Rewind

@@ -1,0 +1,127 @@
+//! Members that were declared lost, and may come back with the layers that they hold.
+//!
+//! Silence is little evidence that a process is gone: it may stand still, or the network to it may
+//! be cut. A worker that comes back reports in its next life what it holds, as long as the run did
+//! not go back. So a sealed version is not given up for want of a layer before its holders have
+//! been silent for as long as a member without progress is waited for; and where one of several
+//! came back, the others have the time in which members count as coming together.
+
+use std::collections::BTreeMap;
+
+use zbelastic_types::{LayerId, NodeId, StageIndex};
+
+use crate::member::{BOOTS_PER_START, Holder, LossReason, Member, MembershipStatus};
+use crate::plan::LayerSource;
+use crate::state::{PlanPhase, PlanState, State};
+
+/// A member that was declared lost, and whose process was not seen to end.
+#[derive(Clone, Copy, Debug)]
+struct AbsentMember {
+    holder: Holder,
+    /// The start of its process.
+    boot: u64,
+    /// The tick up to which it is waited for.
+    awaited_until: u64,
+}
+
+/// The members that may come back. There are no more of them than members.
+#[derive(Debug, Default)]
+pub(super) struct AbsentMembers {
+    absent: BTreeMap<NodeId, AbsentMember>,
+}
+
+impl AbsentMembers {
+    /// Members changed, or a leader was elected. `heard_at` is when a node was last heard.
+    pub(super) fn track_members(
+        &mut self,
+        state: &State,
+        (now, progress_ticks): (u64, u32),
+        heard_at: impl Fn(NodeId) -> u64,
+    ) {
+        let has_returned = self.absent.values().any(|absent| has_returned(state, *absent));
+        self.absent.retain(|node, absent| {
+            let member = state.members().get(node);
+            member.is_some_and(|m| !m.is_live() && m.incarnation == absent.holder.incarnation)
+        });
+        if let Some(spec) = state.running_spec().filter(|_| has_returned) {
+            let settled = now + u64::from(spec.settle_ticks);
+            self.absent.values_mut().for_each(|a| a.awaited_until = a.awaited_until.max(settled));
+        }
+        for (node, member) in state.members() {
+            if let Some(is_silent) = may_live(member) {
+                let silent_until = heard_at(*node) + u64::from(progress_ticks);
+                let awaited_until = if is_silent { silent_until } else { now };
+                let holder = Holder { node: *node, incarnation: member.incarnation };
+                let absent = AbsentMember { holder, boot: member.boot, awaited_until };
+                self.absent.entry(*node).or_insert(absent);
+            }
+        }
+    }
+
+    /// The connection to a node closed: its silence is explained.
+    pub(super) fn note_closed(&mut self, node: NodeId, now: u64) {
+        if let Some(absent) = self.absent.get_mut(&node) {
+            absent.awaited_until = absent.awaited_until.min(now);
+        }
+    }
+
+    /// Whether members are waited for that may hold all of these layers, if there are any, at the
+    /// newest sealed version.
+    pub(super) fn may_hold(
+        &self,
+        state: &State,
+        layers: impl Iterator<Item = LayerId>,
+        now: u64,
+    ) -> bool {
+        let Some(plan) = state.plan() else { return false };
+        let awaited = || self.absent.values().filter(|absent| absent.awaited_until > now);
+        let is_held = |layer: LayerId| awaited().any(|absent| holds(plan, absent.holder, layer));
+        let mut layers = layers.peekable();
+        layers.peek().is_some() && layers.all(is_held)
+    }
+}
+
+/// Whether the very process of this member is one again.
+fn has_returned(state: &State, absent: AbsentMember) -> bool {
+    let AbsentMember { holder, boot, .. } = absent;
+    let is_same_start = |member: &&Member| member.boot / BOOTS_PER_START == boot / BOOTS_PER_START;
+    state.members().get(&holder.node).filter(is_same_start).is_some_and(Member::is_live)
+}
+
+/// Of a lost member whose process may live, whether it is lost for its silence.
+fn may_live(member: &Member) -> Option<bool> {
+    match member.status {
+        MembershipStatus::Lost(LossReason::Silent { .. }) => Some(true),
+        MembershipStatus::Lost(LossReason::Closed) => Some(false),
+        // It hangs, or it was ended, or it is not to come back with what it holds.
+        MembershipStatus::Lost(
+            LossReason::OpOverdue { .. }
+            | LossReason::NoProgress { .. }
+            | LossReason::Superseded
+            | LossReason::Drained
+            | LossReason::Untrusted { .. }
+            | LossReason::Removed
+            | LossReason::OutOfMemory,
+        )
+        | MembershipStatus::Present
+        | MembershipStatus::Draining => None,
+    }
+}
+
+/// Whether a holder may have a layer by the plan in force: at its stage, as a copy, or as the node
+/// that it is loaded from. Behind a rewind nothing that is held is believed.
+fn holds(plan: &PlanState, holder: Holder, layer: LayerId) -> bool {
+    let record = &plan.record;
+    let is_its = |stage: &StageIndex| record.layers_of(*stage).any(|of| of == layer);
+    let mut holders = record.stage_indices().filter(is_its).flat_map(|s| record.holders_of(s));
+    let has_place = holders.any(|found| found == holder);
+    let is_source = match &record.sources[layer.index()] {
+        LayerSource::Nodes(nodes) => nodes.contains(&holder.node),
+        LayerSource::Checkpoint { .. } | LayerSource::Initial => false,
+    };
+    match plan.phase {
+        PlanPhase::Loading(_) => is_source || has_place,
+        PlanPhase::Running => has_place,
+        PlanPhase::Closed => false,
+    }
+}
