@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 106] = pages![
+const PAGES: [(&str, &str); 107] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
