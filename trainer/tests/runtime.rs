@@ -205,7 +205,8 @@ fn the_layers_of_a_life_that_ended_are_those_of_the_next_one() {
     outputs(&mut runtime);
     assert_eq!((inventory(&mut runtime), runtime.inventory()), (held, digests));
     runtime.handle(fetch(layer)).expect("it has the layer");
-    let [(to, answer)] = &frames(&mut runtime)[..] else { panic!("one answer") };
+    let answers = frames(&mut runtime);
+    let [(to, answer)] = &answers[..] else { panic!("{answers:?}") };
     assert_eq!((*to, answer.sender), (NodeId(1), BACK));
     for end in [WorkerCommand::Forget, WorkerCommand::Release] {
         runtime.handle(RuntimeInput::Command(end)).expect("a command");
