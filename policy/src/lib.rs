@@ -14,6 +14,7 @@ pub mod collect;
 pub mod data;
 pub mod device_gauge;
 pub mod disk_space;
+pub mod frame_lane;
 pub mod keep_queue;
 pub mod keep_rule;
 pub mod member_addresses;

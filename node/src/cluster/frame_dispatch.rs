@@ -3,9 +3,9 @@
 //! its own, and the device thread continues to enqueue work. Boundary tensors and sums of a worker
 //! go the same way, so that they keep their order.
 //!
-//! Gradients for copies go by another thread: no pass waits for them, there may be more of them
-//! than the queue to a peer holds, and none may be dropped. Those for followers may: a follower
-//! that is too far behind requests its layer again.
+//! Gradients go by others: no pass waits for them, and there may be more of them than the queue to a
+//! peer holds. None of those for copies may be dropped. Those of a turn are for a follower to which
+//! those of two turns before were not sent yet: what it lacks is fetched when the plan begins.
 
 #[cfg(test)]
 mod tests;
@@ -16,8 +16,8 @@ use std::thread;
 
 use tokio::sync::mpsc;
 use zbelastic_machine::layer_snapshot::{LayerSnapshot, LayerSnapshots};
-use zbelastic_trainer::elastic::GradientPart;
-use zbelastic_trainer::runtime::{PeerBody, PeerFrame};
+use zbelastic_policy::frame_lane::{FrameLane, UnsentMessage, UnsentTurns, is_on_device, lane};
+use zbelastic_trainer::runtime::PeerFrame;
 use zbelastic_transport::{FrameSender, OutgoingFrame};
 use zbelastic_types::NodeId;
 use zbelastic_wire::frames::{LayerOffer, OutgoingError, OutgoingMessage, outgoing};
@@ -31,7 +31,6 @@ const FRAMES_QUEUED_MAX: usize = 64;
 /// Messages of gradients that wait for their thread, each of at most 16 MiB: the gradient of a
 /// stage of 2^32 floats for four receivers. They share the memory of the gradient.
 const GRADIENTS_MAX: usize = 4096;
-
 /// Carries frames to other workers.
 pub(super) trait FrameCarrier: Clone + Send + 'static {
     /// Sends a frame, or drops it: a receiver that cannot be reached is lost, or will be; its plan
@@ -52,8 +51,8 @@ impl FrameCarrier for FrameSender {
     }
 }
 
-/// Frames on their way to a thread that sends them.
-type DispatchQueue = SyncSender<(NodeId, PeerFrame)>;
+/// Frames on their way to a thread that sends them, each with what shows that it was not sent.
+type DispatchQueue = SyncSender<(NodeId, PeerFrame, UnsentMessage)>;
 
 /// Sends the frames of a worker to the tensor lane, by threads of its own where a device is waited
 /// for.
@@ -61,8 +60,11 @@ pub(super) struct FrameDispatcher<R: FrameCarrier = FrameSender> {
     forwarder: FrameForwarder<R>,
     /// The queue of the thread for boundary tensors, once there is one.
     queue: Option<DispatchQueue>,
-    /// The queue of the thread for gradients, once there is one.
+    /// The queue of the thread for gradients of copies, once there is one.
     gradients: Option<DispatchQueue>,
+    /// The queue of the thread for gradients of followers, once there is one.
+    updates: Option<DispatchQueue>,
+    unsent: UnsentTurns,
 }
 
 /// Sends frames to the carrier, and faults to the event loop.
@@ -87,6 +89,8 @@ impl<R: FrameCarrier> FrameDispatcher<R> {
             forwarder: FrameForwarder { carrier: frames, outbox, device, snapshots },
             queue: None,
             gradients: None,
+            updates: None,
+            unsent: UnsentTurns::default(),
         }
     }
 
@@ -95,14 +99,31 @@ impl<R: FrameCarrier> FrameDispatcher<R> {
     /// # Errors
     /// If the receiver of outputs was dropped.
     pub(super) fn send(&mut self, to: NodeId, frame: PeerFrame) -> Result<(), OutputsClosed> {
-        let is_gradient = is_gradient(&frame.body);
-        if is_gradient && self.gradients.is_none() {
-            self.gradients = self.start("gradients", GRADIENTS_MAX);
-        } else if !is_gradient && self.queue.is_none() && is_pending(&frame.body) {
-            self.queue = self.start("frame-sender", FRAMES_QUEUED_MAX);
-        }
-        match if is_gradient { &self.gradients } else { &self.queue } {
-            Some(queue) => queue.send((to, frame)).map_err(|_| OutputsClosed),
+        let mut turn_unsent = UnsentMessage::default();
+        let queue = match lane(&frame.body) {
+            FrameLane::Pass => {
+                if self.queue.is_none() && is_on_device(&frame.body) {
+                    self.queue = self.start("frame-sender", FRAMES_QUEUED_MAX);
+                }
+                &self.queue
+            }
+            FrameLane::Copy => {
+                if self.gradients.is_none() {
+                    self.gradients = self.start("gradients", GRADIENTS_MAX);
+                }
+                &self.gradients
+            }
+            FrameLane::Follower { turn } => {
+                let Some(unsent) = self.unsent.admit(to, turn) else { return Ok(()) };
+                turn_unsent = unsent;
+                if self.updates.is_none() {
+                    self.updates = self.start("updates", GRADIENTS_MAX);
+                }
+                &self.updates
+            }
+        };
+        match queue {
+            Some(queue) => queue.send((to, frame, turn_unsent)).map_err(|_| OutputsClosed),
             None => self.forwarder.send(to, frame),
         }
     }
@@ -112,7 +133,7 @@ impl<R: FrameCarrier> FrameDispatcher<R> {
         let (queue, frames) = sync_channel(frames_max);
         let forwarder = self.forwarder.clone();
         let carry = move || {
-            while let Ok((to, frame)) = frames.recv() {
+            while let Ok((to, frame, _turn_unsent)) = frames.recv() {
                 if forwarder.send(to, frame).is_err() {
                     return;
                 }
@@ -122,46 +143,16 @@ impl<R: FrameCarrier> FrameDispatcher<R> {
     }
 }
 
-/// Whether it is a gradient for a copy, which no pass waits for.
-fn is_gradient(body: &PeerBody) -> bool {
-    match body {
-        PeerBody::Gradients { .. } => true,
-        PeerBody::StandbyUpdate { .. }
-        | PeerBody::Frame(_)
-        | PeerBody::Prefix(_)
-        | PeerBody::Partial(_)
-        | PeerBody::Layer(_)
-        | PeerBody::StandbyLayer { .. }
-        | PeerBody::Fetch { .. }
-        | PeerBody::StandbyRequest { .. } => false,
-    }
-}
-
-/// Whether the numbers of a frame may have to be waited for.
-fn is_pending(body: &PeerBody) -> bool {
-    match body {
-        PeerBody::Frame(frame) => frame.tensor.is_on_device(),
-        PeerBody::Gradients { parts, .. } => parts.iter().any(GradientPart::is_on_device),
-        PeerBody::StandbyUpdate { gradients, .. } => {
-            gradients.iter().any(|gradient| gradient.g.is_on_device())
-        }
-        PeerBody::StandbyLayer { image, .. } => image.is_on_device(),
-        PeerBody::Layer(_)
-        | PeerBody::Prefix(_)
-        | PeerBody::Partial(_)
-        | PeerBody::Fetch { .. }
-        | PeerBody::StandbyRequest { .. } => false,
-    }
-}
-
 impl<R: FrameCarrier> FrameForwarder<R> {
     fn send(&self, to: NodeId, frame: PeerFrame) -> Result<(), OutputsClosed> {
-        let is_gradient = is_gradient(&frame.body);
+        let lane = lane(&frame.body);
         match outgoing(frame) {
             Ok(OutgoingMessage::Frames(frames)) => {
-                frames.into_iter().for_each(|frame| match is_gradient {
-                    true => self.carrier.submit_blocking(to, frame),
-                    false => self.carrier.submit(to, frame),
+                frames.into_iter().for_each(|frame| match lane {
+                    FrameLane::Copy | FrameLane::Follower { .. } => {
+                        self.carrier.submit_blocking(to, frame);
+                    }
+                    FrameLane::Pass => self.carrier.submit(to, frame),
                 });
                 Ok(())
             }

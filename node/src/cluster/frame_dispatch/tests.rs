@@ -9,7 +9,8 @@ use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::validation::Turn;
 use zbelastic_kernels::{DeviceFault, DeviceValue, HostFloats, HostTensor, Pending, TensorHandle};
 use zbelastic_schedule::{Flow, Pass};
-use zbelastic_trainer::elastic::LayerImage;
+use zbelastic_trainer::elastic::{LayerGradient, LayerImage};
+use zbelastic_trainer::runtime::PeerBody;
 use zbelastic_trainer::stage::{Frame, PassMode};
 use zbelastic_types::{Attempt, Bytes, Generation, Incarnation, LayerId, Step};
 
@@ -204,6 +205,42 @@ fn a_worker_that_hears_nothing_any_more_ends_the_thread() {
     assert!(tries <= FRAMES_QUEUED_MAX + 1, "it does not take frames for ever");
     drop(dispatcher);
     assert_eq!(carried.iter().count(), 0);
+}
+
+/// A peer whose queue is full until the test receives.
+#[derive(Clone)]
+struct FullCarrier(SyncSender<f32>);
+
+impl FrameCarrier for FullCarrier {
+    fn submit(&self, _to: NodeId, _frame: OutgoingFrame) {}
+
+    fn submit_blocking(&self, _to: NodeId, frame: OutgoingFrame) {
+        // A test that dropped the receiver has seen enough.
+        let _gone = self.0.send(frame.parts().first().map_or(f32::NAN, |part| part[0]));
+    }
+}
+
+#[test]
+fn to_a_follower_gradients_of_two_turns_wait_for_space_and_those_of_a_third_are_dropped() {
+    let (sender, carried) = sync_channel(0);
+    let (outbox, _outputs) = mpsc::channel(1);
+    let device = ("cpu".to_owned(), LayerSnapshots::new("unused".into(), Bytes(0)));
+    let mut dispatcher = FrameDispatcher::new(FullCarrier(sender), outbox, device);
+    let mut send = |step: u64| {
+        let turn = Turn { step: Step(step), ..turn() };
+        let gradient = |layer| {
+            let g = vec![step as f32].into();
+            Arc::new(LayerGradient { layer: LayerId(layer), turn, g })
+        };
+        let gradients = vec![gradient(0), gradient(1)];
+        let body = PeerBody::StandbyUpdate { turn, before: None, gradients };
+        assert!(dispatcher.send(NodeId(2), peer_frame(body)).is_ok(), "the device goes on");
+    };
+    [1, 2, 3, 2].into_iter().for_each(&mut send);
+    let receive = |count| carried.iter().take(count).collect::<Vec<_>>();
+    assert_eq!(receive(6), [1.0, 1.0, 2.0, 2.0, 2.0, 2.0]);
+    send(4);
+    assert_eq!(receive(2), [4.0, 4.0]);
 }
 
 #[test]
