@@ -255,6 +255,12 @@ impl InvariantChecker {
         states::check_held(&mut self.failure, &self.history, invariant, (node, version), layers);
     }
 
+    /// A life of a node ends, and leaves a layer at this version. The bits are compared when they are
+    /// reported.
+    pub fn keeps(&mut self, node: NodeId, version: Step) {
+        states::check_kept(&mut self.failure, &self.history, (node, version));
+    }
+
     /// A checkpoint is referred to: it names the undisturbed run's bits, and the pieces that it
     /// names can be read. A piece that a fault damaged need not be readable.
     pub fn checkpoint(&mut self, store: &SimulatedStore, record: &CheckpointRecord) {

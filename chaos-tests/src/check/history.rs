@@ -14,16 +14,23 @@ pub(super) struct HistoryChecker {
     reference: LifeReference,
     /// Final seals, by step: all that were ever acknowledged.
     acked: Vec<Seal>,
+    /// The most that there ever were: a new cluster may go on from an earlier version.
+    acked_most: u64,
 }
 
 impl HistoryChecker {
     pub(super) fn new(reference: LifeReference) -> Self {
-        Self { reference, acked: Vec::new() }
+        Self { reference, acked: Vec::new(), acked_most: 0 }
     }
 
     /// How many steps are sealed.
     pub(super) fn sealed(&self) -> u64 {
         self.acked.len() as u64
+    }
+
+    /// How many steps were ever sealed, in whatever cluster.
+    pub(super) fn sealed_most(&self) -> u64 {
+        self.acked_most
     }
 
     /// Whether the log has a step.
@@ -72,6 +79,7 @@ impl HistoryChecker {
     /// A step is sealed for good. Yields its sums in the undisturbed run.
     pub(super) fn acknowledge(&mut self, seal: &Seal) -> ReferenceSums {
         self.acked.push(*seal);
+        self.acked_most = self.acked_most.max(self.sealed());
         self.reference.advance(seal)
     }
 

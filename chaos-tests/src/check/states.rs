@@ -8,6 +8,21 @@ use super::FirstFailure;
 use super::history::HistoryChecker;
 use crate::failure::Invariant;
 
+/// A node keeps a layer at this version when a life of it ends. It may have held it in the cluster
+/// before, which went on behind the version that the next one goes on from.
+pub(super) fn check_kept(
+    failure: &mut FirstFailure,
+    history: &HistoryChecker,
+    (node, version): (NodeId, Step),
+) {
+    let sealed = history.sealed_most();
+    if version.0 > sealed {
+        failure.set(Invariant::S9, || {
+            format!("w{node} keeps version {version}, {sealed} steps were ever sealed")
+        });
+    }
+}
+
 /// A node holds these layers at a version, and breaks this invariant if they are wrong: N2 if a
 /// step was just rolled back there, else N1.
 pub(super) fn check_held(

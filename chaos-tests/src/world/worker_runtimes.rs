@@ -97,11 +97,9 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
         let plan = plan.map(|plan| (plan.generation, plan.stages.clone()));
         let taken = process.runtime.handle(input);
         process.done += u64::from(moves && taken.is_ok());
-        if ends_life && process.session.cluster() == env.cluster {
-            // The bits are compared when they are reported.
-            for image in process.runtime.idle_layers().values() {
-                env.checker.holds(Invariant::N1, node, image.version, &[]);
-            }
+        if ends_life {
+            let idle_layers = process.runtime.idle_layers().values();
+            idle_layers.for_each(|image| env.checker.keeps(node, image.version));
         }
         if let Some((generation, sender, true)) = frame {
             match taken {
