@@ -113,6 +113,8 @@ pub(super) struct WorkerProcess<M: StageFactory, S> {
     /// The work it has done, and the transfers that it makes at the moment.
     pub(super) done: u64,
     pub(super) transfers: u32,
+    /// The inventories that are due, by the briefing that requested each: none of another cluster's.
+    pub(super) inventories_due: BTreeSet<u64>,
     /// The layers that it last reported to hold, and the time of that report.
     pub(super) reported_inventory: Option<(VirtualTime, Vec<HeldLayer>)>,
     /// The turn and the step that the checker looked at last.

@@ -362,14 +362,15 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
 
     /// Compares the layers that a worker reports to hold with the reference, those that it kept of a
     /// life before among them. An inventory that was requested before the run went back is not
-    /// believed by any leader.
+    /// believed by any leader, and the session drops one that another cluster requested.
     pub(super) fn check_inventory(
         &self,
         env: &mut Surroundings<'_>,
         node: NodeId,
         (index, layers): (u64, &[HeldLayer]),
     ) {
-        if index < env.rewound_at || self.sound_process(env, node).is_none() {
+        let process = self.sound_process(env, node).filter(|_| index >= env.rewound_at);
+        if !process.is_some_and(|process| process.inventories_due.contains(&index)) {
             return;
         }
         for HeldLayer { layer, version, digest } in layers {

@@ -1,6 +1,6 @@
 //! The machines of workers: session and runtime.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use zbelastic_consensus::contact::Contact;
@@ -107,6 +107,7 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
             reported_inventory: None,
             checked: None,
             may_follow_flipped: false,
+            inventories_due: BTreeSet::new(),
             last_program: None,
         });
         let life = machine.life;
@@ -279,9 +280,21 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
         WorkerCommand::Load(load)
     }
 
+    fn with_inventories_due(&mut self, node: NodeId, then: impl FnOnce(&mut BTreeSet<u64>)) {
+        let process = self.machines.get_mut(&node).and_then(|machine| machine.process.as_mut());
+        if let Some(process) = process {
+            then(&mut process.inventories_due);
+        }
+    }
+
     fn note_command(&mut self, env: &mut Surroundings<'_>, node: NodeId, command: &WorkerCommand) {
         match command {
-            WorkerCommand::ApplySeal(_) | WorkerCommand::TakeInventory { .. } => {}
+            WorkerCommand::ApplySeal(_) => {}
+            WorkerCommand::TakeInventory { index, .. } => {
+                self.with_inventories_due(node, |due| {
+                    due.insert(*index);
+                });
+            }
             WorkerCommand::Release => self.forget_flip(node),
             WorkerCommand::EndLife => {
                 env.note(|| format!("w{node} is fenced off and keeps what is sealed"));
@@ -310,6 +323,7 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
             }
             WorkerCommand::Forget => {
                 self.forget_flip(node);
+                self.with_inventories_due(node, BTreeSet::clear);
                 env.note(|| format!("w{node} is of another cluster and forgets"));
             }
         }
