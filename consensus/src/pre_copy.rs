@@ -34,9 +34,7 @@ pub struct PreCopyPlan {
 }
 
 impl PreCopyPlan {
-    /// The layers that have to move from `plan` to `next`, if any. None are copied ahead where somebody
-    /// alone has a layer that two would have under the next plan: until it runs, one loss takes sealed
-    /// steps with it, so it is not put off.
+    /// The layers that have to move from `plan` to `next`, if any.
     #[must_use]
     pub fn of(plan: &PlanRecord, next: &PlanRecord) -> Option<Self> {
         let owned = plan.stage_indices().flat_map(|stage| {
@@ -56,8 +54,7 @@ impl PreCopyPlan {
             layers.extend(named);
         }
         let generation = plan.generation;
-        let is_urgent = fewest_holders(plan) < 2 && fewest_holders(next) >= 2;
-        (!layers.is_empty() && !is_urgent).then_some(Self { generation, layers })
+        (!layers.is_empty()).then_some(Self { generation, layers })
     }
 
     /// Whether a holder follows, or is followed.
@@ -70,15 +67,6 @@ impl PreCopyPlan {
     pub fn followed_by(&self, holder: Holder) -> impl Iterator<Item = &FollowedLayer> {
         self.layers.iter().filter(move |follow| follow.follower == holder)
     }
-}
-
-/// The holders of a layer in a plan, of the one that has the fewest.
-fn fewest_holders(plan: &PlanRecord) -> usize {
-    let mut holders: BTreeMap<LayerId, usize> = BTreeMap::new();
-    for layer in plan.stage_indices().flat_map(|stage| needed_layers(plan, stage)) {
-        *holders.entry(layer).or_default() += 1;
-    }
-    holders.into_values().min().unwrap_or(0)
 }
 
 /// The layers that a stage needs: its own layers and those it keeps copies of, in model order.
@@ -116,19 +104,6 @@ mod tests {
         assert_eq!(of(&[3]), [(0, 3, 1), (1, 3, 1), (2, 3, 2), (3, 3, 2)]);
         assert_eq!(of(&[1, 3, 2]), [(1, 3, 1)], "three stages have 1, 1 and 2 layers");
         assert_eq!(of(&[1, 2, 3]), [(1, 2, 1), (2, 3, 2), (3, 3, 2)]);
-    }
-
-    /// As long as one trains alone each step that it seals is lost with it.
-    #[test]
-    fn who_trains_alone_waits_for_a_copy_and_not_for_layers_ahead() {
-        let moved = |copies: u32| {
-            let mut log = FixtureLog::running(JobSpec { copies, ..spec() }, &[1]);
-            log.join(2);
-            let plan = log.state.plan().expect("it runs").record.clone();
-            moves(PreCopyPlan::of(&plan, &log.plan(&[1, 2])))
-        };
-        assert_eq!(moved(0), [(2, 2, 1), (3, 2, 1)]);
-        assert_eq!(moved(1), []);
     }
 
     #[test]

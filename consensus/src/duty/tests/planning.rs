@@ -331,7 +331,7 @@ fn a_plan_that_no_entry_holds_is_not_proposed() {
 
 #[test]
 fn those_who_join_are_planned_in_ahead_once_no_more_come() {
-    let mut harness = DutiesHarness::running(JobSpec { copies: 0, ..long() }, &[1]);
+    let mut harness = DutiesHarness::running(long(), &[1]);
     harness.log.keep(5);
     harness.tick(3, &[1]);
     harness.agree(Entry::Members(vec![crate::fixture::admit(2, 1)]));
@@ -358,20 +358,6 @@ fn those_who_join_are_planned_in_ahead_once_no_more_come() {
     }
     assert_eq!(harness.plan().generation, plan.generation);
     assert!(matches!(harness.log.state.plan().map(|p| &p.phase), Some(PlanPhase::Loading(_))));
-}
-
-/// A step that one alone has sealed is lost with it: the plan that has copies waits for nothing.
-#[test]
-fn who_joins_one_that_trains_alone_is_planned_in_at_once() {
-    let mut harness = DutiesHarness::running(long(), &[1]);
-    harness.log.keep(5);
-    harness.agree(Entry::Members(vec![crate::fixture::admit(2, 1)]));
-    harness.tick(SETTLE_TICKS, &[1, 2]);
-    harness.act();
-    harness.solve();
-    let plan = adopted(&harness.act());
-    assert_eq!(plan.sources, vec![LayerSource::Nodes(vec![NodeId(1)]); 4]);
-    assert!(harness.log.state.is_running() && harness.log.state.next_plan().is_some());
 }
 
 #[test]
