@@ -346,10 +346,8 @@ fn those_who_join_are_planned_in_ahead_once_no_more_come() {
     let plan = adopted(&harness.act());
     assert_eq!((&plan.reason, DutiesHarness::nodes(&plan)), (&reason, vec![NodeId(1), NodeId(2)]));
     assert!((6..=5 + PLANNED_AHEAD_MAX).contains(&plan.from_step.0), "the open step is finished");
-    let [one, both] = [&[1][..], &[1, 2]]
-        .map(|nodes| LayerSource::Nodes(nodes.iter().copied().map(NodeId).collect()));
-    let expected = [one.clone(), one, both.clone(), both];
-    assert_eq!(plan.sources, expected, "who follows a layer has it");
+    let both = LayerSource::Nodes(vec![NodeId(1), NodeId(2)]);
+    assert_eq!(plan.sources, vec![both; 4], "who follows a layer has it");
     let state = &harness.log.state;
     assert!(state.is_running() && state.next_plan().is_some(), "training goes on meanwhile");
     for _ in 5..plan.from_step.0 {
