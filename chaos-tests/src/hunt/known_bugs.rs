@@ -292,7 +292,6 @@ impl KnownBug {
             Self::Bug(Bug::M13DrawsNotRolledBack)
             | Self::Bug(Bug::M15OrderDependsOnSchedule)
             | Self::Bug(Bug::M45EmbeddingAddsFirst)
-            | Self::Bug(Bug::M46FirstComeFirstJoined)
             | Self::Bug(Bug::M47PartAddedTwice)
             | Self::Bug(Bug::M48PartLeftOut)
             | Self::Bug(Bug::M51ReroutedLaneLeftOut)
@@ -311,7 +310,9 @@ impl KnownBug {
             Self::Mutant(Mutant::M11NoJointConsensus) => &[Invariant::S2],
             Self::Bug(Bug::M14UpdatesNotRolledBack) => &[Invariant::N1],
             // Where the step was sealed before, it never comes out as it did.
-            Self::Mutant(Mutant::M7CursorMoves) => &[Invariant::N3, Invariant::N5],
+            Self::Mutant(Mutant::M7CursorMoves) | Self::Bug(Bug::M46FirstComeFirstJoined) => {
+                &[Invariant::N3, Invariant::N5]
+            }
             // Where its owner runs it again, its copy has another state.
             Self::Bug(Bug::M17ReplayFromOtherState) => &[Invariant::N2, Invariant::L3],
             Self::Mutant(Mutant::M21WaitsForTheDead) => &[Invariant::L1, Invariant::L3],

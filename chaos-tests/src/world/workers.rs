@@ -280,20 +280,14 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
         WorkerCommand::Load(load)
     }
 
-    fn with_inventories_due(&mut self, node: NodeId, then: impl FnOnce(&mut BTreeSet<u64>)) {
-        let process = self.machines.get_mut(&node).and_then(|machine| machine.process.as_mut());
-        if let Some(process) = process {
-            then(&mut process.inventories_due);
-        }
-    }
-
     fn note_command(&mut self, env: &mut Surroundings<'_>, node: NodeId, command: &WorkerCommand) {
         match command {
             WorkerCommand::ApplySeal(_) => {}
             WorkerCommand::TakeInventory { index, .. } => {
-                self.with_inventories_due(node, |due| {
-                    due.insert(*index);
-                });
+                let process = self.machines.get_mut(&node).and_then(|m| m.process.as_mut());
+                if let Some(process) = process {
+                    process.inventories_due.insert(*index);
+                }
             }
             WorkerCommand::Release => self.forget_flip(node),
             WorkerCommand::EndLife => {
@@ -323,7 +317,10 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
             }
             WorkerCommand::Forget => {
                 self.forget_flip(node);
-                self.with_inventories_due(node, BTreeSet::clear);
+                let process = self.machines.get_mut(&node).and_then(|m| m.process.as_mut());
+                if let Some(process) = process {
+                    process.inventories_due.clear();
+                }
                 env.note(|| format!("w{node} is of another cluster and forgets"));
             }
         }
