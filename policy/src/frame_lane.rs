@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use zbelastic_consensus::validation::Turn;
-use zbelastic_trainer::elastic::GradientPart;
 use zbelastic_trainer::runtime::PeerBody;
 use zbelastic_types::NodeId;
 
@@ -17,7 +16,10 @@ const TURNS_UNSENT_MAX: usize = 2;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameLane {
     /// What a pass or a plan waits for.
-    Pass,
+    Pass {
+        /// Whether a device may still be at work on its numbers, so that the sender waits for them.
+        is_on_device: bool,
+    },
     /// Gradients for copies: none may be dropped.
     Copy,
     /// Gradients for a worker that copies layers ahead of a planned change.
@@ -29,35 +31,19 @@ pub enum FrameLane {
 
 /// The lane of a message.
 #[must_use]
-pub const fn lane(body: &PeerBody) -> FrameLane {
+pub fn lane(body: &PeerBody) -> FrameLane {
     match body {
         PeerBody::Gradients { .. } => FrameLane::Copy,
         PeerBody::StandbyUpdate { turn, .. } => FrameLane::Follower { turn: *turn },
-        PeerBody::Frame(_)
-        | PeerBody::Prefix(_)
+        PeerBody::Frame(frame) => FrameLane::Pass { is_on_device: frame.tensor.is_on_device() },
+        PeerBody::StandbyLayer { image, .. } => {
+            FrameLane::Pass { is_on_device: image.is_on_device() }
+        }
+        PeerBody::Prefix(_)
         | PeerBody::Partial(_)
         | PeerBody::Layer(_)
-        | PeerBody::StandbyLayer { .. }
         | PeerBody::Fetch { .. }
-        | PeerBody::StandbyRequest { .. } => FrameLane::Pass,
-    }
-}
-
-/// Whether the numbers of a message may have to be waited for.
-#[must_use]
-pub fn is_on_device(body: &PeerBody) -> bool {
-    match body {
-        PeerBody::Frame(frame) => frame.tensor.is_on_device(),
-        PeerBody::Gradients { parts, .. } => parts.iter().any(GradientPart::is_on_device),
-        PeerBody::StandbyUpdate { gradients, .. } => {
-            gradients.iter().any(|gradient| gradient.g.is_on_device())
-        }
-        PeerBody::StandbyLayer { image, .. } => image.is_on_device(),
-        PeerBody::Layer(_)
-        | PeerBody::Prefix(_)
-        | PeerBody::Partial(_)
-        | PeerBody::Fetch { .. }
-        | PeerBody::StandbyRequest { .. } => false,
+        | PeerBody::StandbyRequest { .. } => FrameLane::Pass { is_on_device: false },
     }
 }
 

@@ -4,8 +4,8 @@
 //! go the same way, so that they keep their order.
 //!
 //! Gradients go by others: no pass waits for them, and there may be more of them than the queue to a
-//! peer holds. None of those for copies may be dropped. Those of a turn are for a follower to which
-//! those of two turns before were not sent yet: what it lacks is fetched when the plan begins.
+//! peer holds. None of those for copies may be dropped. Those for a follower are, as long as those of
+//! two other turns wait to be sent to it: what it lacks is fetched when the plan begins.
 
 #[cfg(test)]
 mod tests;
@@ -16,7 +16,7 @@ use std::thread;
 
 use tokio::sync::mpsc;
 use zbelastic_machine::layer_snapshot::{LayerSnapshot, LayerSnapshots};
-use zbelastic_policy::frame_lane::{FrameLane, UnsentMessage, UnsentTurns, is_on_device, lane};
+use zbelastic_policy::frame_lane::{FrameLane, UnsentMessage, UnsentTurns, lane};
 use zbelastic_trainer::runtime::PeerFrame;
 use zbelastic_transport::{FrameSender, OutgoingFrame};
 use zbelastic_types::NodeId;
@@ -31,6 +31,7 @@ const FRAMES_QUEUED_MAX: usize = 64;
 /// Messages of gradients that wait for their thread, each of at most 16 MiB: the gradient of a
 /// stage of 2^32 floats for four receivers. They share the memory of the gradient.
 const GRADIENTS_MAX: usize = 4096;
+
 /// Carries frames to other workers.
 pub(super) trait FrameCarrier: Clone + Send + 'static {
     /// Sends a frame, or drops it: a receiver that cannot be reached is lost, or will be; its plan
@@ -99,41 +100,35 @@ impl<R: FrameCarrier> FrameDispatcher<R> {
     /// # Errors
     /// If the receiver of outputs was dropped.
     pub(super) fn send(&mut self, to: NodeId, frame: PeerFrame) -> Result<(), OutputsClosed> {
-        let mut turn_unsent = UnsentMessage::default();
-        let queue = match lane(&frame.body) {
-            FrameLane::Pass => {
-                if self.queue.is_none() && is_on_device(&frame.body) {
-                    self.queue = self.start("frame-sender", FRAMES_QUEUED_MAX);
-                }
-                &self.queue
+        let mut unsent = UnsentMessage::default();
+        let (queue, thread) = match lane(&frame.body) {
+            FrameLane::Pass { is_on_device } => {
+                (&mut self.queue, is_on_device.then_some(("frame-sender", FRAMES_QUEUED_MAX)))
             }
-            FrameLane::Copy => {
-                if self.gradients.is_none() {
-                    self.gradients = self.start("gradients", GRADIENTS_MAX);
-                }
-                &self.gradients
-            }
+            FrameLane::Copy => (&mut self.gradients, Some(("gradients", GRADIENTS_MAX))),
             FrameLane::Follower { turn } => {
-                let Some(unsent) = self.unsent.admit(to, turn) else { return Ok(()) };
-                turn_unsent = unsent;
-                if self.updates.is_none() {
-                    self.updates = self.start("updates", GRADIENTS_MAX);
-                }
-                &self.updates
+                let Some(admitted) = self.unsent.admit(to, turn) else { return Ok(()) };
+                unsent = admitted;
+                (&mut self.updates, Some(("updates", GRADIENTS_MAX)))
             }
         };
+        if queue.is_none() {
+            *queue = thread.and_then(|(name, frames_max)| self.forwarder.start(name, frames_max));
+        }
         match queue {
-            Some(queue) => queue.send((to, frame, turn_unsent)).map_err(|_| OutputsClosed),
+            Some(queue) => queue.send((to, frame, unsent)).map_err(|_| OutputsClosed),
             None => self.forwarder.send(to, frame),
         }
     }
+}
 
+impl<R: FrameCarrier> FrameForwarder<R> {
     /// The queue of a new thread. Without one the device thread waits itself.
     fn start(&self, name: &str, frames_max: usize) -> Option<DispatchQueue> {
         let (queue, frames) = sync_channel(frames_max);
-        let forwarder = self.forwarder.clone();
+        let forwarder = self.clone();
         let carry = move || {
-            while let Ok((to, frame, _turn_unsent)) = frames.recv() {
+            while let Ok((to, frame, _unsent)) = frames.recv() {
                 if forwarder.send(to, frame).is_err() {
                     return;
                 }
@@ -141,9 +136,7 @@ impl<R: FrameCarrier> FrameDispatcher<R> {
         };
         thread::Builder::new().name(name.to_owned()).spawn(carry).ok().map(|_| queue)
     }
-}
 
-impl<R: FrameCarrier> FrameForwarder<R> {
     fn send(&self, to: NodeId, frame: PeerFrame) -> Result<(), OutputsClosed> {
         let lane = lane(&frame.body);
         match outgoing(frame) {
@@ -152,7 +145,7 @@ impl<R: FrameCarrier> FrameForwarder<R> {
                     FrameLane::Copy | FrameLane::Follower { .. } => {
                         self.carrier.submit_blocking(to, frame);
                     }
-                    FrameLane::Pass => self.carrier.submit(to, frame),
+                    FrameLane::Pass { .. } => self.carrier.submit(to, frame),
                 });
                 Ok(())
             }

@@ -80,12 +80,6 @@ impl GradientPart {
         self.range.is_empty()
     }
 
-    /// Whether a device copies it, so that the reader may wait.
-    #[must_use]
-    pub fn is_on_device(&self) -> bool {
-        self.gradient.g.is_on_device()
-    }
-
     /// Its floats. Those that a device copies are waited for.
     ///
     /// # Errors
