@@ -43,7 +43,7 @@ pub mod shrink;
 pub mod speed_drift;
 mod stopwatch;
 pub mod store;
-pub mod ticks;
+mod ticks;
 pub mod work_durations;
 mod worker_threads;
 pub mod world;

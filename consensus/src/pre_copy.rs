@@ -70,7 +70,8 @@ impl PreCopyPlan {
 }
 
 /// The layers that a stage needs: its own layers and those it keeps copies of, in model order.
-pub(crate) fn needed_layers(plan: &PlanRecord, stage: StageIndex) -> BTreeSet<LayerId> {
+#[must_use]
+pub fn needed_layers(plan: &PlanRecord, stage: StageIndex) -> BTreeSet<LayerId> {
     plan.layers_of(stage).chain(copied_layers(plan, stage)).collect()
 }
 

@@ -166,8 +166,7 @@ mod tests {
     use crate::columns::side_by_side;
     use crate::cost::Costs;
     use crate::generate::{generate, generate_sized};
-    use crate::kind::OffloadChunks;
-    use crate::kind::ScheduleKind;
+    use crate::kind::{OffloadChunks, ScheduleKind};
     use crate::lower::{LowerOptions, lower};
     use crate::memory::{ChunkMemory, peak_memory};
     use crate::offload::{OffloadRequest, offload};

@@ -1,4 +1,4 @@
-//! Which stage runs or chooses its next pass next.
+//! Which stage goes on first.
 
 /// By stage, when it is woken; the earliest is at the top. A tree in which each place holds the
 /// lesser of the two below it, stages at the bottom.

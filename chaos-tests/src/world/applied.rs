@@ -9,7 +9,7 @@ use zbelastic_consensus::core::Core;
 use zbelastic_consensus::entry::RewindReason;
 use zbelastic_consensus::member::{BOOTS_PER_START, Holder, LossReason, MemberChange};
 use zbelastic_consensus::plan::{LayerSource, PlanReason, PlanRecord, Promise};
-use zbelastic_consensus::pre_copy::FollowedLayer;
+use zbelastic_consensus::pre_copy::{FollowedLayer, needed_layers};
 use zbelastic_consensus::state::StateChange;
 use zbelastic_consensus::validation::{Seal, Verdict};
 use zbelastic_types::{LayerId, NodeId, StageIndex, Step};
@@ -418,13 +418,9 @@ fn mark_ahead(env: &mut Surroundings<'_>, plan: &PlanRecord) {
 /// had not.
 fn gives_a_place(plan: &PlanRecord, before: &PlanRecord) -> bool {
     let [own, other] = [plan, before].map(|plan| &plan.program.placement);
-    let held = |plan: &PlanRecord, stage: StageIndex| -> BTreeSet<LayerId> {
-        let copied = plan.copied_by(stage).flat_map(|of| plan.layers_of(of).collect::<Vec<_>>());
-        plan.layers_at(stage).chain(copied).collect()
-    };
     let keeps_layers = |(stage, holder): (StageIndex, &Holder)| {
-        let known = before.stage_of(*holder).map(|stage| held(before, stage));
-        known.is_none_or(|known| held(plan, stage).is_subset(&known))
+        let known = before.stage_of(*holder).map(|stage| needed_layers(before, stage));
+        known.is_none_or(|known| needed_layers(plan, stage).is_subset(&known))
     };
     other.is_table()
         && own.stage_count() > other.stage_count()

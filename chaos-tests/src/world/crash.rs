@@ -93,6 +93,7 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         self.controllers.dead.clear();
         let cluster = ClusterId(self.env.cluster.0.wrapping_add(2));
         self.env.cluster = cluster;
+        self.env.rewound_at = 0;
         let manifest = self.env.newest_manifest();
         let checkpoint = manifest.as_ref().map(|(_, checkpoint)| checkpoint);
         self.env.checker.recovered_from(checkpoint.map_or(Step(0), |found| found.version));

@@ -89,8 +89,7 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
             | RuntimeInput::Exported { .. }
             | RuntimeInput::Written { .. } => None,
         };
-        let ends_life =
-            matches!(&input, RuntimeInput::Command(command) if *command == WorkerCommand::EndLife);
+        let ends_life = matches!(&input, RuntimeInput::Command(WorkerCommand::EndLife));
         let Some(machine) = self.machines.get_mut(&node) else { return };
         let Some(process) = &mut machine.process else { return };
         let plan = process.runtime.active_stage().map(|active| active.plan());

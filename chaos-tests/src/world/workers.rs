@@ -207,11 +207,10 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
         }
         if let WorkerEvent::Inventory { index, layers } = &event {
             self.check_inventory(env, node, (*index, layers));
-        }
-        if let WorkerEvent::Inventory { layers, .. } = &event
-            && let Some(process) = self.machines.get_mut(&node).and_then(|m| m.process.as_mut())
-        {
-            process.reported_inventory = Some((env.now, layers.clone()));
+            if let Some(process) = self.process_mut(node) {
+                process.inventories_due.remove(index);
+                process.reported_inventory = Some((env.now, layers.clone()));
+            }
         }
         self.session_input(env, node, SessionInput::Event(event));
     }
@@ -255,6 +254,10 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
         }
     }
 
+    fn process_mut(&mut self, node: NodeId) -> Option<&mut WorkerProcess<M, S>> {
+        self.machines.get_mut(&node)?.process.as_mut()
+    }
+
     fn is_hung(&self, node: NodeId) -> bool {
         let process = self.machines.get(&node).and_then(|machine| machine.process.as_ref());
         process.is_some_and(|process| process.is_hung)
@@ -267,7 +270,7 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
             self.machines[&node].faults.borrow_mut().is_replaying = is_replaying;
         }
         let WorkerCommand::Load(mut load) = command else { return command };
-        let process = self.machines.get_mut(&node).and_then(|machine| machine.process.as_mut());
+        let process = self.process_mut(node);
         let program = load.plan.program.clone();
         let before = process.and_then(|process| process.last_program.replace(program));
         if let Some(program) = before.filter(|before| {
@@ -284,8 +287,7 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
         match command {
             WorkerCommand::ApplySeal(_) => {}
             WorkerCommand::TakeInventory { index, .. } => {
-                let process = self.machines.get_mut(&node).and_then(|m| m.process.as_mut());
-                if let Some(process) = process {
+                if let Some(process) = self.process_mut(node) {
                     process.inventories_due.insert(*index);
                 }
             }
@@ -317,8 +319,7 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
             }
             WorkerCommand::Forget => {
                 self.forget_flip(node);
-                let process = self.machines.get_mut(&node).and_then(|m| m.process.as_mut());
-                if let Some(process) = process {
+                if let Some(process) = self.process_mut(node) {
                     process.inventories_due.clear();
                 }
                 env.note(|| format!("w{node} is of another cluster and forgets"));

@@ -187,6 +187,16 @@ impl Play {
         self.network.release(kind);
     }
 
+    /// Cuts the network around each of these nodes.
+    pub fn cut_off(&mut self, nodes: &[NodeId]) {
+        nodes.iter().for_each(|node| self.hold(PlayMessageKind::Link(*node)));
+    }
+
+    /// Ends that cut.
+    pub fn reconnect(&mut self, nodes: &[NodeId]) {
+        nodes.iter().for_each(|node| self.release(PlayMessageKind::Link(*node)));
+    }
+
     /// Lets what is held back for one node through to it, and nothing else.
     pub fn deliver(&mut self, kind: PlayMessageKind, to: NodeId) {
         let messages = self.network.take_held(kind, to);

@@ -40,14 +40,19 @@ pub fn case_07_a_step_of_a_dead_stage_is_sealed_if_its_update_is_held_elsewhere(
     play.expect(PlayClaim::SameAsUndisturbed);
 }
 
-#[test]
-pub fn case_07_a_step_of_a_dead_stage_is_run_again_if_its_update_is_not_held_elsewhere() {
-    let mut play = Play::new(PlayOptions::default());
+/// All have reported step 4 and begun the next one, and no copy follows.
+fn report_a_step_that_is_not_sealed(play: &mut Play) {
     play.run_until(PlayGoal::Sealed(4));
     play.hold(PlayMessageKind::Held);
     play.run_until(PlayGoal::Begun(play.stage(1), 5));
     play.run_until_quiet();
     assert_eq!(play.sealed(), 4, "R3: what is not held elsewhere is not sealed");
+}
+
+#[test]
+pub fn case_07_a_step_of_a_dead_stage_is_run_again_if_its_update_is_not_held_elsewhere() {
+    let mut play = Play::new(PlayOptions::default());
+    report_a_step_that_is_not_sealed(&mut play);
     play.crash(play.stage(1));
     play.run_until(PlayGoal::Stages(2));
     play.release(PlayMessageKind::Held);
@@ -162,10 +167,10 @@ pub fn case_10_a_worker_that_was_cut_off_is_fenced_and_comes_back_as_a_new_life(
     play.run_until(PlayGoal::Sealed(4));
     let stale = play.stage(1);
     play.run_until(PlayGoal::Begun(stale, 4));
-    play.hold(PlayMessageKind::Link(stale));
+    play.cut_off(&[stale]);
     play.run_until(PlayGoal::Stages(2));
     play.run_until(PlayGoal::Sealed(7));
-    play.release(PlayMessageKind::Link(stale));
+    play.reconnect(&[stale]);
     play.finish();
     play.expect(PlayClaim::Refused("fenced"));
     play.expect(PlayClaim::Refused("stale-frame"));
@@ -185,9 +190,9 @@ pub fn case_10_workers_that_were_all_cut_off_come_back_with_what_they_hold() {
     let mut play = Play::new(PlayOptions { checkpoint_every: 3, ..PlayOptions::default() });
     play.run_until(PlayGoal::Sealed(5));
     let cut_off = [0, 1, 2].map(|stage| play.stage(stage));
-    cut_off.iter().for_each(|node| play.hold(PlayMessageKind::Link(*node)));
+    play.cut_off(&cut_off);
     play.run_ticks(HICCUP_TICKS);
-    cut_off.iter().for_each(|node| play.release(PlayMessageKind::Link(*node)));
+    play.reconnect(&cut_off);
     play.finish();
     cut_off.iter().for_each(|node| play.expect(PlayClaim::Admitted(*node, 2)));
     let redone = play.redone();
@@ -200,15 +205,11 @@ pub fn case_10_workers_that_were_all_cut_off_come_back_with_what_they_hold() {
 #[test]
 pub fn case_10_workers_come_back_without_the_step_that_was_not_sealed() {
     let mut play = Play::new(PlayOptions { checkpoint_every: 3, ..PlayOptions::default() });
-    play.run_until(PlayGoal::Sealed(4));
-    play.hold(PlayMessageKind::Held);
-    play.run_until(PlayGoal::Begun(play.stage(1), 5));
-    play.run_until_quiet();
-    assert_eq!(play.sealed(), 4, "R3: what is not held elsewhere is not sealed");
+    report_a_step_that_is_not_sealed(&mut play);
     let cut_off = [0, 1, 2].map(|stage| play.stage(stage));
-    cut_off.iter().for_each(|node| play.hold(PlayMessageKind::Link(*node)));
+    play.cut_off(&cut_off);
     play.run_ticks(HICCUP_TICKS);
-    cut_off.iter().for_each(|node| play.release(PlayMessageKind::Link(*node)));
+    play.reconnect(&cut_off);
     play.release(PlayMessageKind::Held);
     play.finish();
     play.expect(PlayClaim::Redone(&[4, 5]));
@@ -225,12 +226,12 @@ pub fn case_10_the_one_that_comes_back_with_the_only_sealed_layers_is_waited_for
         let mut play = Play::new(cast);
         play.run_until(PlayGoal::Sealed(5));
         let cut_off = [dead, back].map(|stage| play.stage(stage));
-        cut_off.iter().for_each(|node| play.hold(PlayMessageKind::Link(*node)));
+        play.cut_off(&cut_off);
         play.run_ticks(HICCUP_TICKS);
         let [dead, back] = cut_off;
         play.crash(dead);
         play.run_ticks(20);
-        play.release(PlayMessageKind::Link(back));
+        play.reconnect(&[back]);
         play.finish();
         play.expect(PlayClaim::Admitted(back, 2));
         play.expect(PlayClaim::NoRewind);
@@ -246,9 +247,9 @@ pub fn case_10_a_rewind_that_is_agreed_on_stays_whoever_comes_back() {
     let mut play = Play::new(cast);
     play.run_until(PlayGoal::Sealed(5));
     let cut_off = [0, 1].map(|stage| play.stage(stage));
-    cut_off.iter().for_each(|node| play.hold(PlayMessageKind::Link(*node)));
+    play.cut_off(&cut_off);
     play.run_until(PlayGoal::Stages(2));
-    cut_off.iter().for_each(|node| play.release(PlayMessageKind::Link(*node)));
+    play.reconnect(&cut_off);
     play.finish();
     cut_off.iter().for_each(|node| play.expect(PlayClaim::Admitted(*node, 2)));
     play.expect(PlayClaim::RewoundTo(3));

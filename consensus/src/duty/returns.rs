@@ -48,9 +48,8 @@ impl AbsentMembers {
             self.absent.values_mut().for_each(|a| a.awaited_until = a.awaited_until.max(settled));
         }
         for (node, member) in state.members() {
-            if let Some(is_silent) = may_live(member) {
-                let silent_until = heard_at(*node) + u64::from(progress_ticks);
-                let awaited_until = if is_silent { silent_until } else { now };
+            let silent_until = heard_at(*node) + u64::from(progress_ticks);
+            if let Some(awaited_until) = awaited_until(member, (now, silent_until)) {
                 let holder = Holder { node: *node, incarnation: member.incarnation };
                 let absent = AbsentMember { holder, boot: member.boot, awaited_until };
                 self.absent.entry(*node).or_insert(absent);
@@ -88,11 +87,13 @@ fn has_returned(state: &State, absent: AbsentMember) -> bool {
     state.members().get(&holder.node).filter(is_same_start).is_some_and(Member::is_live)
 }
 
-/// Of a lost member whose process may live, whether it is lost for its silence.
-fn may_live(member: &Member) -> Option<bool> {
+/// The tick up to which a lost member is waited for whose process may live: one that is lost for its
+/// silence until that has lasted long enough.
+fn awaited_until(member: &Member, (now, silent_until): (u64, u64)) -> Option<u64> {
     match member.status {
-        MembershipStatus::Lost(LossReason::Silent { .. }) => Some(true),
-        MembershipStatus::Lost(LossReason::Closed) => Some(false),
+        MembershipStatus::Lost(LossReason::Silent { .. }) => Some(silent_until),
+        // It is waited for once another one comes back.
+        MembershipStatus::Lost(LossReason::Closed) => Some(now),
         // It hangs, or it was ended, or it is not to come back with what it holds.
         MembershipStatus::Lost(
             LossReason::OpOverdue { .. }

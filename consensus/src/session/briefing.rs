@@ -208,10 +208,7 @@ impl WorkerSession {
 
     /// Controllers of another cluster count from now on: the layers held here are not its.
     pub(super) fn leave_cluster(&mut self) {
-        let is_member = match &self.status {
-            SessionStatus::Outside => false,
-            SessionStatus::Member(_) => true,
-        };
+        let is_member = self.holder().is_some();
         self.status = SessionStatus::Outside;
         self.setup.boot += u64::from(is_member);
         if self.kept.take().is_some() || is_member {

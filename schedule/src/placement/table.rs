@@ -175,12 +175,9 @@ impl<'a> PlacementTable<'a> {
     /// # Errors
     /// If nobody is left at a place.
     pub fn rerouted(self, lost: &[StageIndex]) -> Result<(Placement, Vec<StageIndex>), NobodyLeft> {
-        let Placement { stages_per_column: places, column_count, stage_count, .. } = *self.0;
+        let Placement { stages_per_column: places, column_count, .. } = *self.0;
         let mut cells = self.cells();
-        let mut columns: Vec<Vec<u32>> = vec![Vec::new(); stage_count as usize];
-        for (cell, stage) in (0..).zip(&cells).filter(|(_, stage)| !lost.contains(stage)) {
-            columns[stage.index()].push(cell / places);
-        }
+        let mut columns = self.columns_by_stage();
         let lost_cells = (0..).zip(&mut cells).filter(|(_, stage)| lost.contains(stage));
         for (cell, stage) in lost_cells.collect::<Vec<_>>() {
             let [column, place] = [cell / places, cell % places];
@@ -205,8 +202,7 @@ impl<'a> PlacementTable<'a> {
     pub fn refilled(self, count: u32) -> Option<(Placement, Vec<Option<StageIndex>>)> {
         let Placement { stages_per_column: places, stage_count, .. } = *self.0;
         let mut cells = self.cells();
-        let all = (0..stage_count).map(StageIndex);
-        let mut columns: Vec<Vec<u32>> = all.map(|at| self.columns_of(at).collect()).collect();
+        let mut columns = self.columns_by_stage();
         for further in (stage_count..).take(count as usize) {
             let most = columns.iter().map(Vec::len).max().filter(|most| *most > 1);
             let Some(most) = most else { break };
@@ -223,6 +219,11 @@ impl<'a> PlacementTable<'a> {
         let (table, stages) = self.numbered(cells);
         let known = |stage: StageIndex| (stage.0 < stage_count).then_some(stage);
         Some((table, stages.into_iter().map(known).collect()))
+    }
+
+    fn columns_by_stage(self) -> Vec<Vec<u32>> {
+        let stages = (0..self.0.stage_count).map(StageIndex);
+        stages.map(|stage| self.columns_of(stage).collect()).collect()
     }
 
     /// The table of these cells, with its stages numbered in their order; and which they were.
