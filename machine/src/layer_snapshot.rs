@@ -17,9 +17,12 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
+use zbelastic_policy::WorkCounter;
 use zbelastic_trainer::elastic::{ImageDigester, LayerImage, StateLen, image_bytes};
 use zbelastic_transport::BulkBody;
 use zbelastic_types::{Bytes, Digest, LayerId, Step};
+
+use crate::disk_usage;
 
 /// The folder of snapshots in that of a node. No file in it has a name for longer than it takes to
 /// open it.
@@ -101,9 +104,13 @@ impl LayerSnapshot {
         matches!(&*storage, SnapshotStorage::Memory(_))
     }
 
-    /// Moves it to a file. Readers go on meanwhile.
-    fn move_to(&self, mut file: File) -> io::Result<()> {
-        self.for_each_piece(|piece| file.write_all(piece))?;
+    /// Moves it to a file, and counts the bytes that are written. Readers go on meanwhile.
+    fn move_to(&self, mut file: File, written: &WorkCounter) -> io::Result<()> {
+        self.for_each_piece(|piece| {
+            file.write_all(piece)?;
+            written.add(piece.len() as u64);
+            Ok(())
+        })?;
         *self.storage.write().unwrap_or_else(PoisonError::into_inner) = SnapshotStorage::File(file);
         Ok(())
     }
@@ -125,15 +132,6 @@ impl BulkBody for LayerSnapshot {
     }
 }
 
-/// Snapshots that left memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MovedSnapshots {
-    /// The version of the last one.
-    pub version: Step,
-    /// Bytes of all of them.
-    pub bytes: Bytes,
-}
-
 /// The snapshots that a process has taken of layers in training. Copies of this share them.
 #[derive(Clone, Debug)]
 pub struct LayerSnapshots {
@@ -142,7 +140,7 @@ pub struct LayerSnapshots {
     memory_max: Bytes,
     /// In the order in which they are read.
     taken: Arc<Mutex<Vec<Weak<LayerSnapshot>>>>,
-    opened: Arc<AtomicU64>,
+    created: Arc<AtomicU64>,
 }
 
 impl LayerSnapshots {
@@ -150,7 +148,7 @@ impl LayerSnapshots {
     #[must_use]
     pub fn new(folder: PathBuf, memory_max: Bytes) -> Self {
         let folder = Arc::new(folder);
-        Self { folder, memory_max, taken: Arc::default(), opened: Arc::default() }
+        Self { folder, memory_max, taken: Arc::default(), created: Arc::default() }
     }
 
     /// A snapshot of a layer that will be written. One whose floats no buffer shares, as those of a
@@ -168,30 +166,34 @@ impl LayerSnapshots {
         snapshot
     }
 
-    /// Moves snapshots to files, all but as many of those that are read first as may stay in memory.
-    /// One that cannot be moved stays, and costs its copy.
-    pub fn release_memory(&self) -> Option<MovedSnapshots> {
+    /// Moves snapshots to files, all but as many of those that are read first as may stay in memory,
+    /// and counts the bytes that are written. One that cannot be moved stays, and costs its copy.
+    /// Yields the version of the last one that left memory.
+    pub fn release_memory(&self, written: &WorkCounter) -> Option<Step> {
         let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let alive: Vec<Arc<LayerSnapshot>> = taken.iter().filter_map(Weak::upgrade).collect();
         drop(taken);
         let mut kept = Bytes(0);
-        let mut moved: Option<MovedSnapshots> = None;
+        let mut moved = None;
         for snapshot in alive.iter().filter(|snapshot| snapshot.is_in_memory()) {
             let bytes = Bytes(snapshot.bytes());
             if kept + bytes <= self.memory_max {
                 kept += bytes;
-            } else if self.open().and_then(|file| snapshot.move_to(file)).is_ok() {
-                let before = moved.map_or(Bytes(0), |moved| moved.bytes);
-                moved = Some(MovedSnapshots { version: snapshot.version, bytes: before + bytes });
+            } else if self.create(bytes).and_then(|file| snapshot.move_to(file, written)).is_ok() {
+                moved = Some(snapshot.version);
             }
         }
         moved
     }
 
-    /// A new file that has lost its name, so that nothing of it is left when the process is killed.
-    fn open(&self) -> io::Result<File> {
+    /// A new file that has lost its name, so that nothing of it is left when the process is killed. It
+    /// leaves as much of the disk free as a piece of a checkpoint does.
+    fn create(&self, bytes: Bytes) -> io::Result<File> {
         fs::create_dir_all(&*self.folder)?;
-        let number = self.opened.fetch_add(1, Ordering::Relaxed);
+        let space = disk_usage(&self.folder);
+        // Where free space is not known it is found out by writing.
+        space.map_or(Ok(()), |space| space.check(bytes)).map_err(io::Error::other)?;
+        let number = self.created.fetch_add(1, Ordering::Relaxed);
         let path = self.folder.join(number.to_string());
         let file =
             OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&path);
@@ -245,8 +247,11 @@ mod tests {
         }
     }
 
-    fn moved(snapshots: &LayerSnapshots) -> u64 {
-        snapshots.release_memory().map_or(0, |moved| moved.bytes.0)
+    /// Bytes that were written, and the version of the last snapshot that left memory.
+    fn release(snapshots: &LayerSnapshots) -> (u64, Option<Step>) {
+        let written = WorkCounter::default();
+        let moved = snapshots.release_memory(&written);
+        (written.total(), moved)
     }
 
     fn first_weight(snapshot: &LayerSnapshot) -> f32 {
@@ -264,11 +269,11 @@ mod tests {
         let image = layer.image(0);
         let digest = layer_digest(&image);
         let snapshot = snapshots.take(image);
-        assert_eq!(moved(&snapshots), snapshot.bytes());
+        assert_eq!(release(&snapshots), (snapshot.bytes(), Some(Step(4))));
         assert_eq!(layer.commit(2.0), 0, "no part of the layer was copied");
         assert_eq!(first_weight(&snapshot), 1.0, "its reader finds it as it was");
         assert_eq!(snapshot.digest().expect("read"), digest);
-        assert_eq!(snapshots.release_memory(), None, "it is in its file");
+        assert_eq!(release(&snapshots), (0, None), "it is in its file");
         let files = fs::read_dir(folder.path().join(LAYER_SNAPSHOTS)).expect("a folder");
         assert_eq!(files.count(), 0, "which has no name");
     }
@@ -281,13 +286,13 @@ mod tests {
         let mut images = layers.iter().zip(0..).map(|(layer, id)| layer.image(id));
         let taken: Vec<_> = images.by_ref().map(|image| snapshots.take(image)).collect();
         drop(images);
-        assert_eq!(moved(&snapshots), taken[2].bytes());
+        assert_eq!(release(&snapshots).0, taken[2].bytes());
         let copied = layers.each_mut().map(|layer| layer.commit(2.0));
         assert_eq!(copied, [3, 3, 0]);
         assert!(taken.iter().all(|snapshot| first_weight(snapshot) == 1.0));
         drop(taken);
         let _next: Vec<_> = layers.iter().map(|layer| snapshots.take(layer.image(7))).collect();
-        assert_eq!(moved(&snapshots), image_bytes(StateLen::full(HALF - 10)));
+        assert_eq!(release(&snapshots).0, image_bytes(StateLen::full(HALF - 10)));
     }
 
     #[test]
@@ -306,7 +311,7 @@ mod tests {
             let snapshots = LayerSnapshots::new(folder.path().to_owned(), Bytes(0));
             let snapshot = snapshots.take(Arc::new(image));
             check_read(&snapshot, &bytes);
-            assert_eq!(moved(&snapshots), bytes.len() as u64);
+            assert_eq!(release(&snapshots), (bytes.len() as u64, Some(Step(9))));
             check_read(&snapshot, &bytes);
         }
     }
@@ -331,8 +336,17 @@ mod tests {
         let snapshots = LayerSnapshots::new(folder.path().join(LAYER_SNAPSHOTS), MAX);
         let mut layer = Layer::new(2 * HALF + 10);
         let snapshot = snapshots.take(layer.image(0));
-        assert_eq!(snapshots.release_memory(), None);
+        assert_eq!(release(&snapshots), (0, None));
         assert_eq!(layer.commit(2.0), 3);
         assert_eq!(first_weight(&snapshot), 1.0);
+    }
+
+    #[test]
+    fn a_file_is_not_begun_where_the_disk_is_too_low_for_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let snapshots = LayerSnapshots::new(folder.path().to_owned(), MAX);
+        let refused = snapshots.create(Bytes(u64::MAX)).expect_err("no disk has that");
+        assert!(refused.to_string().starts_with("the disk is low"), "{refused}");
+        snapshots.create(Bytes(1)).expect("there is space for one byte");
     }
 }

@@ -1,4 +1,4 @@
-//! Which way a message to another worker goes: what a pass waits for stands behind no gradient, and
+//! The lane of a message to another worker: what a pass waits for is queued behind no gradient, and
 //! gradients for a follower are dropped before they fill memory.
 
 use std::collections::BTreeMap;
@@ -47,8 +47,8 @@ pub fn lane(body: &PeerBody) -> FrameLane {
     }
 }
 
-/// Lies with a message until it was sent.
-#[derive(Debug, Default)]
+/// Held with a message until it was sent, or dropped.
+#[derive(Debug)]
 pub struct UnsentMessage {
     _of_turn: Arc<()>,
 }
@@ -61,8 +61,8 @@ pub struct UnsentTurns {
 }
 
 impl UnsentTurns {
-    /// Admits a message with gradients of a turn; nothing if so many other turns wait to be sent to this
-    /// node that it is to be dropped.
+    /// Admits a message with gradients of a turn; `None` if it is to be dropped, because those of
+    /// `TURNS_UNSENT_MAX` other turns wait to be sent to this node.
     #[must_use]
     pub fn admit(&mut self, to: NodeId, turn: Turn) -> Option<UnsentMessage> {
         self.unsent.retain(|_, messages| Arc::strong_count(messages) > 1);

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Lengths are little endian, checked before anything is allocated, and memory grows as bytes
-//! arrive. A requester that goes away stops the stream, which [`RequestReply::cancelled`](crate::RequestReply::cancelled) reports
-//! to the other side.
+//! arrive. A requester that goes away stops the stream, which `RequestReply::cancelled` reports to
+//! the other side.
 
 mod send;
 mod wire;

@@ -59,7 +59,13 @@ impl TemporaryFolder {
                 }
             }
         }
-        Err(refusal.map_or_else(|| io::ErrorKind::AlreadyExists.into(), io::Error::other))
+        Err(refusal.map_or_else(
+            || {
+                let text = format!("{FOLDERS_MAX} folders zbelastic-{name}-{process}-… are there");
+                io::Error::new(io::ErrorKind::AlreadyExists, text)
+            },
+            io::Error::other,
+        ))
     }
 
     /// One that is to stay.

@@ -419,16 +419,17 @@ impl<M: WorkerDevice> DeviceThread<M> {
     }
 
     /// Where a seal waits comes a COMMIT, which copies what a snapshot holds in memory. Moving
-    /// snapshots keeps the device from computing, as reading layers does.
+    /// snapshots keeps the device from computing, as reading layers does, and is progress: on a slow
+    /// disk it may last longer than a member without any is waited for.
     fn release_snapshots(&mut self) -> Result<(), OutputsClosed> {
         let active_stage = self.runtime.as_ref().and_then(WorkerRuntime::active_stage);
         if !active_stage.is_some_and(|active_stage| active_stage.engine().has_seal_waiting()) {
             return Ok(());
         }
         let began = Instant::now();
-        let Some(moved) = self.snapshots.release_memory() else { return Ok(()) };
+        let moved = self.snapshots.release_memory(self.gauge.work());
+        let Some(version) = moved else { return Ok(()) };
         let busy_milliticks = milliticks(began.elapsed());
-        let version = moved.version;
         self.send_to_runtime(RuntimeInput::Exported { version, busy_milliticks })
     }
 

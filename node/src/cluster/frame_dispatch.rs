@@ -3,9 +3,10 @@
 //! its own, and the device thread continues to enqueue work. Boundary tensors and sums of a worker
 //! go the same way, so that they keep their order.
 //!
-//! Gradients go by others: no pass waits for them, and there may be more of them than the queue to a
-//! peer holds. None of those for copies may be dropped. Those for a follower are, as long as those of
-//! two other turns wait to be sent to it: what it lacks is fetched when the plan begins.
+//! Gradients go by two threads of their own: no pass waits for them, and there may be more of them
+//! than the queue to a peer holds. Those for copies are never dropped. A turn's gradients for a
+//! follower are, while those of two other turns wait to be sent to it: a layer that lacks them is
+//! requested again, or fetched when the plan begins.
 
 #[cfg(test)]
 mod tests;
@@ -52,8 +53,9 @@ impl FrameCarrier for FrameSender {
     }
 }
 
-/// Frames on their way to a thread that sends them, each with what shows that it was not sent.
-type DispatchQueue = SyncSender<(NodeId, PeerFrame, UnsentMessage)>;
+/// Frames on their way to a thread that sends them; those for followers with what shows that they
+/// were not sent.
+type DispatchQueue = SyncSender<(NodeId, PeerFrame, Option<UnsentMessage>)>;
 
 /// Sends the frames of a worker to the tensor lane, by threads of its own where a device is waited
 /// for.
@@ -100,15 +102,17 @@ impl<R: FrameCarrier> FrameDispatcher<R> {
     /// # Errors
     /// If the receiver of outputs was dropped.
     pub(super) fn send(&mut self, to: NodeId, frame: PeerFrame) -> Result<(), OutputsClosed> {
-        let mut unsent = UnsentMessage::default();
+        let mut unsent = None;
         let (queue, thread) = match lane(&frame.body) {
             FrameLane::Pass { is_on_device } => {
                 (&mut self.queue, is_on_device.then_some(("frame-sender", FRAMES_QUEUED_MAX)))
             }
             FrameLane::Copy => (&mut self.gradients, Some(("gradients", GRADIENTS_MAX))),
             FrameLane::Follower { turn } => {
-                let Some(admitted) = self.unsent.admit(to, turn) else { return Ok(()) };
-                unsent = admitted;
+                unsent = self.unsent.admit(to, turn);
+                if unsent.is_none() {
+                    return Ok(());
+                }
                 (&mut self.updates, Some(("updates", GRADIENTS_MAX)))
             }
         };

@@ -8,6 +8,7 @@ use std::time::Duration;
 use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::validation::Turn;
 use zbelastic_kernels::{DeviceFault, DeviceValue, HostFloats, HostTensor, Pending, TensorHandle};
+use zbelastic_policy::WorkCounter;
 use zbelastic_schedule::{Flow, Pass};
 use zbelastic_trainer::elastic::{LayerGradient, LayerImage};
 use zbelastic_trainer::runtime::PeerBody;
@@ -257,7 +258,7 @@ fn a_layer_in_training_is_offered_as_a_snapshot_that_leaves_memory_and_one_of_a_
     let mut leaves_memory = |body| {
         assert!(dispatcher.send(NodeId(2), peer_frame(body)).is_ok());
         let offered = outputs.try_recv().expect("it is offered at once");
-        let moved = snapshots.release_memory();
+        let moved = snapshots.release_memory(&WorkCounter::default());
         assert!(matches!(offered, DeviceOutput::Offer { .. }));
         moved.is_some()
     };

@@ -1,6 +1,7 @@
 //! Pieces of checkpoints on a worker: written here and kept elsewhere, read here or fetched.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::io;
 use std::sync::Arc;
 
 use zbelastic_consensus::class::DeviceClass;
@@ -73,7 +74,7 @@ impl HashQueue {
 /// The result of hashing or reading a piece.
 pub(super) enum PieceTaskResult {
     /// The layer was hashed, and is to become durable.
-    Hashed { sealed: SealedLayer, digest: Option<Digest> },
+    Hashed { sealed: SealedLayer, digest: io::Result<Digest> },
     /// A piece was read from the store or from another node, to continue from it.
     Read { piece: PieceRef, read: Result<Box<LoadedLayer>, String> },
 }
@@ -139,11 +140,10 @@ impl WorkerPieces {
         let hash = tokio::task::spawn_blocking(move || {
             let digest = time.meter(|| snapshot.digest());
             progress.add(snapshot.bytes());
-            digest.ok()
+            digest
         });
         ports.tasks.spawn(async move {
-            // Of a thread that panicked there is no digest, and the layer cannot be written.
-            let digest = hash.await.ok().flatten();
+            let digest = hash.await.map_err(io::Error::other).flatten();
             WorkerCompletion::Piece(PieceTaskResult::Hashed { sealed, digest })
         });
     }
@@ -151,7 +151,7 @@ impl WorkerPieces {
     /// A layer was hashed, and has a name now under which it is stored.
     fn keep_own(
         &mut self,
-        (sealed, digest): (SealedLayer, Option<Digest>),
+        (sealed, digest): (SealedLayer, io::Result<Digest>),
         job: &WorkerJob,
         (ports, roster): (&mut WorkerPorts, &Roster),
     ) {
@@ -160,10 +160,15 @@ impl WorkerPieces {
         let SealedLayer { snapshot, generation, run } = sealed;
         let version = snapshot.version();
         let layer = snapshot.layer();
-        let Some(digest) = digest else {
-            ports.journal.warn(format!("layer {layer} of checkpoint {version} cannot be hashed"));
-            let written = RuntimeInput::Written { version, layer, generation, durable: None };
-            return ports.send_to_device(written);
+        let digest = match digest {
+            Ok(digest) => digest,
+            Err(error) => {
+                let text =
+                    format!("layer {layer} of checkpoint {version} cannot be hashed: {error}");
+                ports.journal.warn(text);
+                let written = RuntimeInput::Written { version, layer, generation, durable: None };
+                return ports.send_to_device(written);
+            }
         };
         let piece = PieceRef { run, version, layer, digest, length: snapshot.bytes() };
         let required = job.active().map_or(0, ActiveJob::copies);
