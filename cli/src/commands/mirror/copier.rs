@@ -76,9 +76,10 @@ pub struct CheckpointCopier {
     typed: Option<String>,
     /// The folder with the texts of a controller.
     texts: Option<PathBuf>,
-    /// The newest run and its newest checkpoint, once there is nothing of it left to copy; none before
-    /// there was a run with a place.
+    /// The newest run and its newest checkpoint, once there is nothing of it left to copy.
     seen: Option<(u64, Option<u64>)>,
+    /// Whether a run had a place.
+    had_place: bool,
     mirror: Option<(String, Mirror)>,
     /// Files of the run that the mirror has.
     data: Vec<MirroredData>,
@@ -96,7 +97,7 @@ struct NewestCheckpoint {
 
 impl CheckpointCopier {
     pub const fn new(typed: Option<String>, texts: Option<PathBuf>) -> Self {
-        Self { typed, texts, seen: None, mirror: None, data: Vec::new() }
+        Self { typed, texts, seen: None, had_place: false, mirror: None, data: Vec::new() }
     }
 
     /// Whether a checkpoint is known to be in the mirror.
@@ -144,14 +145,12 @@ impl CheckpointCopier {
     }
 
     /// Where the checkpoints of a run go; nowhere if one before it had a place and this one has none.
-    fn place(&self, spec: &JobSpec) -> Result<Option<String>, CopyError> {
+    fn place(&mut self, spec: &JobSpec) -> Result<Option<String>, CopyError> {
         let document = JobDocument::of_job(spec).map_err(|error| unreadable(&error))?;
         let configured = document.job.config.checkpoint.mirror;
-        match self.typed.clone().or(configured) {
-            Some(place) => Ok(Some(place)),
-            None if self.seen.is_some() => Ok(None),
-            None => Err(CopyError::NoPlace { run: spec.name.clone() }),
-        }
+        let place = self.typed.clone().or(configured);
+        self.had_place |= place.is_some();
+        if self.had_place { Ok(place) } else { Err(CopyError::NoPlace { run: spec.name.clone() }) }
     }
 
     /// Yields how many bytes were listed; nothing if the mirror has the checkpoint.
@@ -317,7 +316,7 @@ mod tests {
         job.spec(job.encode().expect("short"))
     }
 
-    /// Whether the last attempt failed, which closes the mirror, makes no difference.
+    /// The run before it counts although none of its checkpoints was copied yet.
     #[test]
     fn a_later_run_without_a_place_is_left_out_and_the_first_one_is_refused() {
         let [without, with] =
@@ -325,9 +324,8 @@ mod tests {
         let mut copier = CheckpointCopier::new(None, None);
         assert!(matches!(copier.place(&without), Err(CopyError::NoPlace { run }) if run == "wiki"));
         assert_eq!(copier.place(&with).expect("it has one").as_deref(), Some("/backups"));
-        copier.seen = Some((1, Some(8)));
         assert_eq!(copier.place(&without).expect("a run before it had one"), None);
-        let typed = CheckpointCopier::new(Some("/typed".to_owned()), None);
+        let mut typed = CheckpointCopier::new(Some("/typed".to_owned()), None);
         assert_eq!(typed.place(&with).expect("it is typed").as_deref(), Some("/typed"));
     }
 }
