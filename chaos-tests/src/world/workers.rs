@@ -239,7 +239,7 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
                     let command = self.tampered(node, command);
                     self.note_command(env, node, &command);
                     let is_end = matches!(command, WorkerCommand::EndLife | WorkerCommand::Forget);
-                    if is_end && self.is_hung(node) {
+                    if is_end && self.process_mut(node).is_some_and(|process| process.is_hung) {
                         // Nothing ends an operation that hangs but the end of its process.
                         self.crash_within(env, (node, RESPAWN_US), false);
                         return;
@@ -256,11 +256,6 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
 
     fn process_mut(&mut self, node: NodeId) -> Option<&mut WorkerProcess<M, S>> {
         self.machines.get_mut(&node)?.process.as_mut()
-    }
-
-    fn is_hung(&self, node: NodeId) -> bool {
-        let process = self.machines.get(&node).and_then(|machine| machine.process.as_ref());
-        process.is_some_and(|process| process.is_hung)
     }
 
     /// The command as a machine with a known bug changes it.
