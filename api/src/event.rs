@@ -17,6 +17,10 @@ pub struct ClusterEvent {
     pub sequence: u64,
     /// When, in milliseconds since 1970.
     pub at_ms: u64,
+    /// Index of the entry in the cluster's log that was applied; none of what only this node saw, and
+    /// of programs that did not report it yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log_index: Option<u64>,
     /// The event, with its details.
     #[serde(flatten)]
     pub kind: EventKind,
@@ -29,7 +33,13 @@ impl ClusterEvent {
     #[must_use]
     pub fn new(sequence: u64, at_ms: u64, kind: EventKind) -> Self {
         let text = kind.to_string();
-        Self { sequence, at_ms, kind, text }
+        Self { sequence, at_ms, log_index: None, kind, text }
+    }
+
+    /// The same of an entry in the cluster's log.
+    #[must_use]
+    pub fn of_entry(self, index: Option<u64>) -> Self {
+        Self { log_index: index, ..self }
     }
 }
 

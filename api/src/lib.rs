@@ -22,6 +22,7 @@ mod hex;
 mod long_activity;
 mod reason;
 mod refusal;
+mod reported_entries;
 mod request;
 #[cfg(any(test, feature = "sample"))]
 pub mod sample;
@@ -42,6 +43,7 @@ pub use hex::HexDigest;
 pub use long_activity::LongActivity;
 pub use reason::reason_text;
 pub use refusal::{ApiRefusal, ResourceKind, RunAbsence, WrongState};
+pub use reported_entries::ReportedEntries;
 pub use request::{ApiRequest, CorpusDescription, TokenRequest};
 pub use status::{
     CheckpointStatus, ClusterStatus, DiskStatus, FailureStatus, JobPhaseStatus, JobStatus,

@@ -1,15 +1,18 @@
 //! The event files of nodes, read while they grow.
 //!
-//! A node appends one JSON object a line to `events.jsonl`. The fields that are read here are those
+//! A node appends one JSON object a line to `events.jsonl`, until that is renamed to
+//! `events.jsonl.1` and a new one begins. The fields that are read here are those
 //! that judging a run needs; keys and events that a later version adds are passed over. A line that
 //! is no JSON is kept as [`NodeEventKind::Torn`]: a process that dies while it writes may leave
 //! one.
 
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
-use std::path::PathBuf;
+use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use zbelastic_whole_file::rotated_path;
 
 /// Bytes that are read of a file at once; the rest is read in the next turn.
 const READ_BYTES_MAX: u64 = 4 << 20;
@@ -45,6 +48,16 @@ pub enum EventFileError {
         /// Path of the file.
         path: String,
     },
+}
+
+impl EventFileError {
+    fn read(path: &Path, source: io::Error) -> Self {
+        Self::Read { path: path.display().to_string(), source }
+    }
+
+    fn shrunk(path: &Path, found: u64, expected: u64) -> Self {
+        Self::Shrunk { path: path.display().to_string(), found, expected }
+    }
 }
 
 /// A line of an event file.
@@ -261,11 +274,12 @@ impl NodeEvent {
     }
 }
 
-/// A file that is read as far as it goes, again and again.
+/// A file that is read as far as it goes, again and again, and then the one that took its place.
 #[derive(Debug)]
 pub struct FileTail {
     path: PathBuf,
-    read: u64,
+    /// The file that is read, and the bytes that were read of it.
+    opened: Option<(File, u64)>,
     /// A line that has not ended yet.
     rest: Vec<u8>,
 }
@@ -274,7 +288,7 @@ impl FileTail {
     /// A file, from its beginning. It need not be there yet.
     #[must_use]
     pub fn new(path: PathBuf) -> Self {
-        Self { path, read: 0, rest: Vec::new() }
+        Self { path, opened: None, rest: Vec::new() }
     }
 
     /// The events of lines that ended since the last time.
@@ -287,40 +301,56 @@ impl FileTail {
         let end = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |place| place + 1);
         self.rest = bytes.split_off(end);
         if self.rest.len() > LINE_BYTES_MAX {
-            return Err(EventFileError::Endless { path: self.path() });
+            return Err(EventFileError::Endless { path: self.path.display().to_string() });
         }
         let lines = bytes.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
         Ok(lines.map(|line| NodeEvent::parse(&String::from_utf8_lossy(line))).collect())
     }
 
     fn read_on(&mut self, bytes: &mut Vec<u8>) -> Result<(), EventFileError> {
-        let read_error = |source| EventFileError::Read { path: self.path(), source };
-        let mut file = match File::open(&self.path) {
-            Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound && self.read == 0 => {
+        if let Some((file, read)) = &mut self.opened {
+            let path = &self.path;
+            let read_error = |source| EventFileError::read(path, source);
+            let found = file.metadata().map_err(read_error)?.len();
+            if found < *read {
+                return Err(EventFileError::shrunk(path, found, *read));
+            }
+            let count = file.take(READ_BYTES_MAX).read_to_end(bytes).map_err(read_error)? as u64;
+            *read += count;
+            if count > 0 || is_same_file(path, file).map_err(read_error)? {
                 return Ok(());
             }
-            Err(error) => return Err(read_error(error)),
-        };
-        let found = file.metadata().map_err(read_error)?.len();
-        if found < self.read {
-            return Err(EventFileError::Shrunk { path: self.path(), found, expected: self.read });
+            // What took its place is another log, unless this one is kept beside it.
+            if !is_same_file(&rotated_path(path), file).map_err(read_error)? {
+                return Err(EventFileError::shrunk(path, 0, *read));
+            }
         }
-        file.seek(SeekFrom::Start(self.read)).map_err(read_error)?;
-        let count = file.take(READ_BYTES_MAX).read_to_end(bytes).map_err(read_error)?;
-        self.read += count as u64;
-        Ok(())
+        self.opened = match File::open(&self.path) {
+            Ok(file) => Some((file, 0)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(EventFileError::read(&self.path, error)),
+        };
+        self.read_on(bytes)
     }
+}
 
-    fn path(&self) -> String {
-        self.path.display().to_string()
-    }
+/// Whether the file of this name is the one that is open.
+fn is_same_file(path: &Path, file: &File) -> io::Result<bool> {
+    let found = match path.metadata() {
+        Ok(found) => found,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(error),
+    };
+    let own = file.metadata()?;
+    Ok((found.dev(), found.ino()) == (own.dev(), own.ino()))
 }
 
 #[cfg(test)]
 mod tests {
     use std::fs::{OpenOptions, write};
     use std::io::Write;
+
+    use zbelastic_whole_file::RotatedLines;
 
     use super::{
         EventFileError, FileTail, NodeEvent, NodeEventKind, PlanTraffic, SealEvent, SealFacts,
@@ -391,6 +421,31 @@ mod tests {
         check(":\"b\"}", 0);
         check("\n\n", 1);
         check("", 0);
+    }
+
+    #[test]
+    fn a_file_is_read_to_its_end_before_the_one_in_its_place() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("events.jsonl");
+        let mut lines = RotatedLines::open(&path, 30).expect("a file");
+        let mut tail = FileTail::new(path.clone());
+        let read = |tail: &mut FileTail| -> Vec<NodeEventKind> {
+            let polled = (0..3).flat_map(|_| tail.poll().expect("readable"));
+            polled.map(|event| event.kind).collect()
+        };
+        let mut write = |step: u64| {
+            lines.write(&format!(r#"{{"event":"rewound","to_step":{step}}}"#)).expect("room");
+            NodeEventKind::Rewound { to_step: step }
+        };
+        let first = write(1);
+        assert_eq!(read(&mut tail), [first]);
+        let next = [write(2), write(3)];
+        // Two turns of the file were too fast: the line of the first is not there any more.
+        assert!(matches!(tail.poll(), Err(EventFileError::Shrunk { .. })), "{next:?}");
+        let mut tail = FileTail::new(path.clone());
+        assert_eq!(read(&mut tail), next[1..]);
+        let last = write(4);
+        assert_eq!(read(&mut tail), [last]);
     }
 
     #[test]

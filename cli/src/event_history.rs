@@ -1,11 +1,10 @@
 //! Events that a controller's folder keeps, with which a page begins: the controller's memory has
 //! those since its start, and no more than some thousand of them.
 
-use std::fs::File;
-use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
 
 use zbelastic_api::{ClusterEvent, EVENTS_MAX};
+use zbelastic_whole_file::last_lines;
 
 /// Bytes at the end of the files that are read: twice what the 20,000 steps of a page take at some
 /// 400 bytes each.
@@ -17,38 +16,16 @@ const BATCH_EVENTS: usize = EVENTS_MAX as usize;
 /// sends them oldest first. Returns the time of the last one in milliseconds since 1970. A line that
 /// is torn, or of a newer program, is left out; so is a file that cannot be read.
 pub fn send_history(file: &Path, send: &mut dyn FnMut(Vec<ClusterEvent>) -> bool) -> Option<u64> {
+    let lines = last_lines(file, HISTORY_BYTES_MAX);
+    let mut events = lines.filter_map(|line| serde_json::from_slice::<ClusterEvent>(&line).ok());
     let mut newest = None;
-    let before = file.with_extension("jsonl.1");
-    let length = std::fs::metadata(file).map_or(0, |found| found.len());
-    let parts = [(before.as_path(), HISTORY_BYTES_MAX.saturating_sub(length)), (file, length)];
-    for (path, bytes_max) in parts {
-        let Some(lines) = last_lines(path, bytes_max.min(HISTORY_BYTES_MAX)) else { continue };
-        let mut events =
-            lines.filter_map(|line| serde_json::from_slice::<ClusterEvent>(&line).ok());
-        loop {
-            let batch: Vec<ClusterEvent> = events.by_ref().take(BATCH_EVENTS).collect();
-            newest = newest.max(batch.iter().map(|event| event.at_ms).max());
-            if batch.is_empty() || !send(batch) {
-                break;
-            }
+    loop {
+        let batch: Vec<ClusterEvent> = events.by_ref().take(BATCH_EVENTS).collect();
+        newest = newest.max(batch.iter().map(|event| event.at_ms).max());
+        if batch.is_empty() || !send(batch) {
+            return newest;
         }
     }
-    newest
-}
-
-/// The whole lines among the last bytes of a file.
-fn last_lines(path: &Path, bytes_max: u64) -> Option<impl Iterator<Item = Vec<u8>>> {
-    let mut file = File::open(path).ok()?;
-    let length = file.metadata().ok()?.len();
-    let start = length.saturating_sub(bytes_max);
-    file.seek(SeekFrom::Start(start)).ok()?;
-    // What is appended from now on the controller sends itself.
-    let mut reader = BufReader::new(file.take(length - start));
-    if start > 0 {
-        let mut torn = Vec::new();
-        reader.read_until(b'\n', &mut torn).ok()?;
-    }
-    Some(reader.split(b'\n').map_while(Result::ok))
 }
 
 #[cfg(test)]

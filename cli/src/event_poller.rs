@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use zbelastic_api::client::{ApiClient, ApiError};
-use zbelastic_api::{ClusterEvent, EVENTS_MAX};
+use zbelastic_api::{ClusterEvent, EVENTS_MAX, ReportedEntries};
 
 /// How long to wait before the next request for events.
 pub const FOLLOW_PAUSE: Duration = Duration::from_millis(250);
 
 /// The events that were returned, and the sequence number to request next. Sequence numbers are
-/// those of one node's log; if another node answers, its events up to the time of the last event
-/// returned are left out.
+/// those of one node's journal; if another node answers, or the same one has started again, events
+/// of entries that were returned are left out, and others up to the time of the last one returned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventPoller {
     log: Option<u64>,
@@ -19,6 +19,8 @@ pub struct EventPoller {
     returned_until_ms: Option<u64>,
     /// Time of the newest event returned.
     newest_ms: Option<u64>,
+    /// The entries of the cluster's log whose events were returned.
+    returned: ReportedEntries,
 }
 
 /// The result of one poll.
@@ -36,13 +38,19 @@ impl EventPoller {
     /// From a sequence number on.
     #[must_use]
     pub const fn starting_at(sequence: u64) -> Self {
-        Self { log: None, next: sequence, returned_until_ms: None, newest_ms: None }
+        Self { next: sequence, ..Self::behind(None) }
     }
 
     /// From the first event on that is later than this time, in milliseconds since 1970.
     #[must_use]
     pub const fn behind(time_ms: Option<u64>) -> Self {
-        Self { log: None, next: 0, returned_until_ms: time_ms, newest_ms: time_ms }
+        Self {
+            log: None,
+            next: 0,
+            returned_until_ms: time_ms,
+            newest_ms: time_ms,
+            returned: ReportedEntries::new(),
+        }
     }
 
     /// Requests the events since the last poll.
@@ -54,20 +62,32 @@ impl EventPoller {
         let is_other_log = self.log.is_some_and(|log| log != page.log);
         if is_other_log {
             self.returned_until_ms = self.newest_ms;
+            self.returned.restart();
             page = client.events(0, EVENTS_MAX)?;
         }
         let is_first = self.log.replace(page.log).is_none() || is_other_log;
         let oldest = page.first_sequence;
         let missed = if is_first { 0 } else { oldest.saturating_sub(self.next) };
         self.next = page.next_sequence;
-        let events: Vec<ClusterEvent> = page
-            .events
-            .into_iter()
-            .filter(|event| Some(event.at_ms) > self.returned_until_ms)
-            .collect();
+        let mut events = page.events;
+        events.retain(|event| self.admit(event));
         let newest = events.iter().map(|event| event.at_ms).max();
         self.newest_ms = self.newest_ms.max(newest);
         Ok(PolledEvents { events, missed, is_other_log })
+    }
+
+    /// Whether an event was not returned yet.
+    fn admit(&mut self, event: &ClusterEvent) -> bool {
+        match (event.log_index, self.returned.index()) {
+            (Some(index), Some(_)) => self.returned.admit(index),
+            (index, _) => {
+                let is_new = Some(event.at_ms) > self.returned_until_ms;
+                if is_new && let Some(index) = index {
+                    self.returned.note(index);
+                }
+                is_new
+            }
+        }
     }
 }
 
@@ -76,6 +96,16 @@ mod tests {
     use super::*;
     use zbelastic_api::sample::scripted;
     use zbelastic_api::{ApiAnswer, ApiRequest, EventKind, EventPage};
+
+    /// A page of a log whose entries are these, all of them at one time.
+    fn page_of_entries(log: u64, at_ms: u64, entries: &[u64]) -> ApiAnswer {
+        let event = |(sequence, index): (u64, &u64)| {
+            ClusterEvent::new(sequence, at_ms, EventKind::QuorumHeld).of_entry(Some(*index))
+        };
+        let events = (0..).zip(entries).map(event).collect();
+        let next_sequence = entries.len() as u64;
+        ApiAnswer::Events(EventPage { log, first_sequence: 0, next_sequence, events })
+    }
 
     /// A page of a log, with events of these numbers, each at ten times that many milliseconds.
     fn page(log: u64, first_sequence: u64, sequences: std::ops::Range<u64>) -> ApiAnswer {
@@ -107,6 +137,15 @@ mod tests {
         // Events that were forgotten before the first request are not counted as missed.
         let requests = check(answers, &[(&[3, 4], 0), (&[], 0), (&[9], 4)]);
         assert_eq!(requests, [0, 5, 5]);
+    }
+
+    #[test]
+    fn events_of_an_entry_are_returned_once_whenever_another_node_applied_it() {
+        let first = page_of_entries(1, 500, &[3, 8, 8]);
+        let later = || page_of_entries(2, 900, &[3, 8, 8, 9]);
+        let earlier = || page_of_entries(3, 400, &[8, 8, 9, 11]);
+        let answers = vec![first, later(), later(), earlier(), earlier()];
+        check(answers, &[(&[0, 1, 2], 0), (&[3], 0), (&[3], 0)]);
     }
 
     #[test]

@@ -19,7 +19,6 @@ use zbelastic_identity::{
 };
 use zbelastic_machine::{DeviceSelector, name_resolver};
 use zbelastic_node::cluster::compute::{self, CpuCores, WorkerDevice};
-use zbelastic_node::cluster::journal::now_ms;
 use zbelastic_node::cluster::membership_failure::{
     cannot_certify, cannot_join, cannot_keep, unreadable,
 };
@@ -30,6 +29,7 @@ use zbelastic_node::cluster::{
     serve_worker,
 };
 use zbelastic_node::data_folder::{AdminFile, NodeDataFolder};
+use zbelastic_timing::unix_ms;
 use zbelastic_types::{ClusterId, NodeId};
 use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail};
 
@@ -103,7 +103,7 @@ fn found_cluster(args: &InitArgs, folder: &NodeDataFolder) -> Result<NodeRecord,
     let node_record = NodeRecord::new(NewNode {
         cluster,
         cluster_name: name.clone(),
-        founded_ms: Some(now_ms()),
+        founded_ms: Some(unix_ms()),
         node: FIRST_NODE,
         name: format!("{name}-1"),
         role: MemberRole::Controller,

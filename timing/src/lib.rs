@@ -411,5 +411,12 @@ impl DurationSamples {
     }
 }
 
+/// The time of day, in milliseconds since 1970. A clock before 1970 counts as 1970.
+#[must_use]
+pub fn unix_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_millis() as u64)
+}
+
 #[cfg(test)]
 mod tests;

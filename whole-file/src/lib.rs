@@ -1,5 +1,6 @@
 //! Small files that are there whole or not at all, and durably once they are synced; files that
-//! one process holds; and folders that go with their process.
+//! one process holds; files of lines that do not grow beyond a limit; and folders that go with their
+//! process.
 //!
 //! ```text
 //!   bytes ──> NAME.part ──> sync ──> rename to NAME ──> sync of the folder
@@ -9,9 +10,11 @@
 //! file's bytes are those that were written is its reader's to check.
 
 mod lock;
+mod rotated_lines;
 mod temporary_folder;
 
 pub use lock::{LockError, holder_text, lock};
+pub use rotated_lines::{RotatedLines, last_lines, rotated_path};
 pub use temporary_folder::TemporaryFolder;
 
 use std::fs::{self, File, OpenOptions};

@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use zbelastic_api::client::ApiClient;
 use zbelastic_api::{ApiRequest, CheckpointDetail, CheckpointStatus, CollectionReport, escape};
+use zbelastic_timing::unix_ms;
 use zbelastic_wording::figures::duration_text;
 use zbelastic_wording::{CommandError, CommandFailure, FailureCode};
 
-use super::clock::{date_text, now_ms};
+use super::clock::date_text;
 use super::job::job_line;
 use super::reach::{confirm, connect, write_json};
 use super::table::{ColumnAlign, TextTable};
@@ -24,7 +25,7 @@ use crate::args::{CheckpointCommand, ClientArgs};
 pub fn run(command: &CheckpointCommand, out: &mut dyn Write) -> Result<(), CommandError> {
     match command {
         CheckpointCommand::List { run, read } => {
-            list(read.json, &mut of_run(&read.client, run)?, now_ms(), out)
+            list(read.json, &mut of_run(&read.client, run)?, unix_ms(), out)
         }
         CheckpointCommand::Show { step, run, read } => {
             show(*step, read.json, &mut of_run(&read.client, run)?, out)

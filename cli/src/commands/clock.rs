@@ -1,15 +1,6 @@
 //! Times of day as people and logs read them: in UTC, for a cluster may span time zones.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use zbelastic_identity::UnixSeconds;
-
-/// Milliseconds since 1970.
-#[must_use]
-pub fn now_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, |since| since.as_millis() as u64)
-}
 
 /// As in `2026-11-21 12:01:03Z`, in at most the year 9999.
 #[must_use]

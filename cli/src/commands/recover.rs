@@ -11,8 +11,9 @@ use zbelastic_node::cluster::membership_failure::unreadable;
 use zbelastic_node::cluster::node_record::{NewNode, NodeRecord};
 use zbelastic_node::cluster::recovery::{self, CheckpointDocument};
 use zbelastic_node::cluster::stores::{StoreLocations, StoreOpenError};
-use zbelastic_node::cluster::{FIRST_NODE, journal};
+use zbelastic_node::cluster::FIRST_NODE;
 use zbelastic_node::data_folder::NodeDataFolder;
+use zbelastic_timing::unix_ms;
 use zbelastic_types::{Bytes, ClusterId};
 use zbelastic_whole_file as whole_file;
 use zbelastic_wire::document::JobDocument;
@@ -184,7 +185,7 @@ fn found_cluster(
     let cluster_name = args.name.clone().unwrap_or_else(|| checkpoint.cluster_name.clone());
     let old = NodeRecord::new(NewNode {
         cluster: ClusterId(checkpoint.cluster),
-        founded_ms: Some(journal::now_ms()),
+        founded_ms: Some(unix_ms()),
         node: FIRST_NODE,
         name: format!("{cluster_name}-1"),
         cluster_name,

@@ -7,9 +7,9 @@ use zbelastic_api::client::ApiClient;
 use zbelastic_api::{
     ApiRefusal, ApiRequest, JobPhaseStatus, OriginStatus, ResourceKind, RunStatus,
 };
+use zbelastic_timing::unix_ms;
 use zbelastic_wording::{CommandError, CommandFailure};
 
-use super::clock::now_ms;
 use super::reach::{confirm, connect, write_json};
 use super::table::{ColumnAlign, TextTable};
 use crate::args::RunsCommand;
@@ -112,7 +112,7 @@ fn show(
         let _ = writeln!(text, "from    {name}, behind step {step}, digest {digest}");
     }
     let _ = writeln!(text, "config  {}\n", run.config);
-    text += &render_list(&checkpoints, now_ms());
+    text += &render_list(&checkpoints, unix_ms());
     out.write_all(text.as_bytes())?;
     Ok(())
 }

@@ -4,9 +4,10 @@ use std::io::Write;
 
 use zbelastic_api::client::ApiClient;
 use zbelastic_api::{ApiRequest, TokenCreated, TokenInfo, TokenRequest, TokenRole, escape};
+use zbelastic_timing::unix_ms;
 use zbelastic_wording::{CommandError, CommandFailure, FailureDetail};
 
-use super::clock::{date_text, now_ms};
+use super::clock::date_text;
 use super::reach::{confirm, connect, write_json};
 use super::select::select_token;
 use super::table::{ColumnAlign, TextTable};
@@ -19,7 +20,7 @@ use crate::args::{TokenCommand, TokenCreateArgs, TokenRevokeArgs};
 pub fn run(command: &TokenCommand, out: &mut dyn Write) -> Result<(), CommandError> {
     match command {
         TokenCommand::Create(args) => create(args, &mut connect(&args.read.client)?, out),
-        TokenCommand::List(args) => list(args.json, &mut connect(&args.client)?, now_ms(), out),
+        TokenCommand::List(args) => list(args.json, &mut connect(&args.client)?, unix_ms(), out),
         TokenCommand::Revoke(args) => revoke(args, &mut connect(&args.client)?, out),
     }
 }

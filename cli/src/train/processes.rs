@@ -10,7 +10,6 @@ mod children;
 mod follow;
 mod model;
 mod poll_pace;
-mod replay_filter;
 mod stall;
 mod superseded;
 

@@ -11,8 +11,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use zbelastic_api::{ClusterEvent, EventKind, escape};
 use zbelastic_local::messages::HeldOutLoss;
 use zbelastic_local::progress_event::{ProgressEvent, StepRecord};
-use zbelastic_node::cluster::journal::now_ms;
-use zbelastic_timing::StepTimeBreakdown;
+use zbelastic_timing::{StepTimeBreakdown, unix_ms};
 use zbelastic_types::TensorIndex;
 use zbelastic_wording::CommandError;
 use zbelastic_wording::figures::duration_text;
@@ -137,7 +136,7 @@ impl<'a> Reporter<'a> {
                 let step = StepEvent::from(record);
                 let scalars = step.scalars();
                 self.write(&RunEvent::Step(step), line)?;
-                Ok(self.folder.append_scalars(record.step.0 + 1, now_ms(), &scalars)?)
+                Ok(self.folder.append_scalars(record.step.0 + 1, unix_ms(), &scalars)?)
             }
             ProgressEvent::Rollback(rollback) => {
                 let event = RollbackEvent::new(rollback, &name);
@@ -149,13 +148,13 @@ impl<'a> Reporter<'a> {
                 let line = format!("✔ held-out loss {loss:.4} after step {steps_done}");
                 self.write(&RunEvent::Eval(EvalEvent::from(evaluated)), Some(line))?;
                 let scalars = [("loss/held_out", *loss)];
-                Ok(self.folder.append_scalars(*steps_done, now_ms(), &scalars)?)
+                Ok(self.folder.append_scalars(*steps_done, unix_ms(), &scalars)?)
             }
         }
     }
 
     fn write(&mut self, event: &RunEvent, line: Option<String>) -> Result<(), CommandError> {
-        self.show(&event.line(now_ms()), line)
+        self.show(&event.line(unix_ms()), line)
     }
 
     fn show(&mut self, json: &str, line: Option<String>) -> Result<(), CommandError> {

@@ -12,9 +12,8 @@ use zbelastic_local::coordinator::RunOutcome;
 use zbelastic_local::device_factory::DeviceFactory;
 use zbelastic_machine::device::code_of_fault;
 use zbelastic_machine::{core_count, kernels_text};
-use zbelastic_node::cluster::journal::now_ms;
 use zbelastic_schedule::Window;
-use zbelastic_timing::StepTimeBreakdown;
+use zbelastic_timing::{StepTimeBreakdown, unix_ms};
 use zbelastic_trainer::model::{ModelConfig, model_size};
 use zbelastic_trainer::plan::model_flop_per_token;
 use zbelastic_trainer::sample::{Sampler, SamplingConfig};
@@ -160,7 +159,7 @@ pub fn write_end(
         }
     };
     folder.write(SAMPLE, &sample)?;
-    let done = RunEvent::Done(done_event(prepared, finished, folder.path())).line(now_ms());
+    let done = RunEvent::Done(done_event(prepared, finished, folder.path())).line(unix_ms());
     folder.append_metrics(&done)?;
     folder.write(REPORT, &report(folder.path(), outcome.trace.as_deref(), &run))?;
     match audience {

@@ -198,6 +198,7 @@ impl ControllerNode {
         self.ban_revoked();
         let node = self.ports.me;
         let version = env!("CARGO_PKG_VERSION").to_owned();
+        self.ports.journal.continue_log(self.ports.core.status().last_index);
         self.ports.journal.record(EventKind::Started { node, version });
         self.follow_job();
         self.perform();

@@ -5,15 +5,14 @@
 //! else.
 
 use std::collections::VecDeque;
-use std::fs::{self, File};
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
-use std::time::{SystemTime, UNIX_EPOCH};
 
-use zbelastic_api::{ClusterEvent, EventKind, LogLine};
-use zbelastic_whole_file as whole_file;
+use zbelastic_api::{ClusterEvent, EventKind, LogLine, ReportedEntries};
+use zbelastic_timing::unix_ms;
+use zbelastic_whole_file::{RotatedLines, last_lines};
 
 /// Events kept in memory for clients that request them.
 const EVENTS_KEPT: usize = 8192;
@@ -24,6 +23,9 @@ const LINES_WAITING_MAX: usize = 4096;
 /// Bytes of the file at most, some hundred thousand steps; the file before it is kept once, beside
 /// it.
 const FILE_BYTES_MAX: u64 = 64 << 20;
+/// Bytes at the end of the file that are read at the start, for [`EVENTS_KEPT`] events of 1 KiB.
+const HISTORY_BYTES_MAX: u64 = 8 << 20;
+
 /// Where log lines are shown, beside being kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogEcho {
@@ -38,6 +40,8 @@ pub struct Journal {
     number: u64,
     events: VecDeque<ClusterEvent>,
     next_event: u64,
+    /// The entries of the cluster's log whose events are in the file.
+    recorded: ReportedEntries,
     lines: VecDeque<LogLine>,
     next_line: u64,
     file: SyncSender<String>,
@@ -45,36 +49,67 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Begins to write behind the lines of the file at `path`.
+    /// Begins to write behind the lines of the file at `path`, whose last events it remembers.
     ///
     /// # Errors
     /// If it cannot be opened.
     pub fn open(path: &Path, echo: LogEcho) -> io::Result<Self> {
-        let file = EventFile::open(path, FILE_BYTES_MAX)?;
+        let file = RotatedLines::open(path, FILE_BYTES_MAX)?;
         let (lines, inbox) = sync_channel(LINES_WAITING_MAX);
         thread::Builder::new().name("journal".to_owned()).spawn(move || write_all(file, &inbox))?;
-        Ok(Self {
-            number: now_ms(),
+        let mut journal = Self {
+            number: unix_ms(),
             events: VecDeque::new(),
             next_event: 0,
+            recorded: ReportedEntries::default(),
             lines: VecDeque::new(),
             next_line: 0,
             file: lines,
             echo,
-        })
+        };
+        for line in last_lines(path, HISTORY_BYTES_MAX) {
+            let Ok(event) = serde_json::from_slice::<ClusterEvent>(&line) else { continue };
+            event.log_index.into_iter().for_each(|index| journal.recorded.note(index));
+            journal.remember(event);
+        }
+        Ok(journal)
+    }
+
+    /// The log of the cluster goes up to `last_index` as it is opened. Of its entries that were
+    /// applied before, no event is recorded again. A file that knows later ones is of another log.
+    pub fn continue_log(&mut self, last_index: u64) {
+        if self.recorded.index() > Some(last_index) {
+            self.recorded = ReportedEntries::default();
+        }
+        self.recorded.restart();
+    }
+
+    /// Records an event of an entry that was applied, unless the file has it.
+    pub fn record_entry(&mut self, index: u64, kind: EventKind) {
+        if self.recorded.admit(index) {
+            self.append(kind, Some(index));
+        }
     }
 
     /// Records an event, in memory and in the file.
     pub fn record(&mut self, kind: EventKind) {
-        let event = ClusterEvent::new(self.next_event, now_ms(), kind);
-        self.next_event += 1;
+        self.append(kind, None);
+    }
+
+    fn append(&mut self, kind: EventKind, log_index: Option<u64>) {
+        let event = ClusterEvent::new(self.next_event, unix_ms(), kind).of_entry(log_index);
         if let Ok(line) = serde_json::to_string(&event) {
             let _ = self.file.try_send(line);
         }
         if !event.kind.is_step() {
             self.log(event.text.clone());
         }
-        self.events.push_back(event);
+        self.remember(event);
+    }
+
+    fn remember(&mut self, event: ClusterEvent) {
+        self.events.push_back(ClusterEvent { sequence: self.next_event, ..event });
+        self.next_event += 1;
         while self.events.len() > EVENTS_KEPT {
             self.events.pop_front();
         }
@@ -90,7 +125,7 @@ impl Journal {
         if self.echo == LogEcho::Yes {
             let _ = writeln!(io::stderr(), "{}", zbelastic_api::escape(&text));
         }
-        let line = LogLine { sequence: self.next_line, at_ms: now_ms(), text };
+        let line = LogLine { sequence: self.next_line, at_ms: unix_ms(), text };
         self.next_line += 1;
         self.lines.push_back(line);
         while self.lines.len() > LINES_KEPT {
@@ -129,74 +164,50 @@ impl Journal {
     }
 }
 
-fn write_all(mut file: EventFile, lines: &Receiver<String>) {
+fn write_all(mut file: RotatedLines, lines: &Receiver<String>) {
     while let Ok(line) = lines.recv() {
         // A line that cannot be written is lost; the next one may fit again.
         let _ = file.write(&line);
     }
 }
 
-/// A file of lines that does not grow beyond a limit.
-struct EventFile {
-    path: PathBuf,
-    file: File,
-    bytes: u64,
-    bytes_max: u64,
-}
-
-impl EventFile {
-    fn open(path: &Path, bytes_max: u64) -> io::Result<Self> {
-        let file = whole_file::open_to_append(path)?;
-        let bytes = file.metadata()?.len();
-        Ok(Self { path: path.to_owned(), file, bytes, bytes_max })
-    }
-
-    fn write(&mut self, line: &str) -> io::Result<()> {
-        let bytes = line.len() as u64 + 1;
-        if self.bytes > 0 && self.bytes + bytes > self.bytes_max {
-            let mut before = self.path.as_os_str().to_owned();
-            before.push(".1");
-            fs::rename(&self.path, before)?;
-            *self = Self::open(&self.path, self.bytes_max)?;
-        }
-        writeln!(self.file, "{line}")?;
-        self.bytes += bytes;
-        Ok(())
-    }
-}
-
-/// The time of day, in milliseconds since 1970.
-#[must_use]
-pub fn now_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, |since| since.as_millis() as u64)
-}
-
-/// The time of day, in seconds since 1970.
-#[must_use]
-pub fn now_s() -> u64 {
-    now_ms() / 1000
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
-    #[test]
-    fn the_file_of_events_does_not_grow_for_ever() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("events.jsonl");
-        for number in 10..90 {
-            // As a process that is started again and again.
-            EventFile::open(&path, 10)
-                .and_then(|mut file| file.write(&format!("e{number}")))
-                .expect("room");
+    /// The indexes of all events that are remembered, after a controller has applied the entries from
+    /// its snapshot on.
+    fn remembered(path: &Path, last_index: u64, applied: &[u64]) -> Vec<Option<u64>> {
+        let mut journal = Journal::open(path, LogEcho::No).expect("room");
+        journal.record(EventKind::QuorumHeld);
+        journal.continue_log(last_index);
+        for index in applied {
+            journal.record_entry(*index, EventKind::QuorumLost);
         }
-        let read = |name: &str| fs::read_to_string(folder.path().join(name)).expect("there");
-        assert_eq!(
-            (read("events.jsonl.1"), read("events.jsonl")),
-            ("e86\ne87\n".to_owned(), "e88\ne89\n".to_owned())
-        );
-        assert_eq!(fs::read_dir(folder.path()).expect("readable").count(), 2);
+        let (_, _, events) = journal.events(0, usize::MAX);
+        assert!(events.iter().zip(0..).all(|(event, number)| event.sequence == number));
+        events.iter().map(|event| event.log_index).collect()
+    }
+
+    #[test]
+    fn a_controller_that_starts_again_records_no_entry_twice() {
+        let line = |index| {
+            let event = ClusterEvent::new(7, 1000, EventKind::QuorumLost).of_entry(Some(index));
+            serde_json::to_string(&event).expect("JSON") + "\n"
+        };
+        let before = [Some(4), Some(6), Some(6), None];
+        let expect = |last_index, new: &[u64]| {
+            let folder = tempfile::tempdir().expect("a folder");
+            let path = folder.path().join("events.jsonl");
+            fs::write(&path, [4, 6, 6].map(line).concat() + "torn\n").expect("written");
+            let expected = before.into_iter().chain(new.iter().copied().map(Some));
+            let found = remembered(&path, last_index, &[4, 6, 6, 6, 9]);
+            assert_eq!(found, expected.collect::<Vec<_>>());
+        };
+        expect(6, &[6, 9]);
+        // The log of a cluster that was founded in the same folder.
+        expect(5, &[4, 6, 6, 6, 9]);
     }
 }

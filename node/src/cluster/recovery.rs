@@ -26,6 +26,7 @@ use zbelastic_consensus::raft::RecoveredLog;
 use zbelastic_consensus::run_record::RunRecord;
 use zbelastic_consensus::state::State;
 use zbelastic_identity::{ClusterAuthority, PeerRole, UnixSeconds, random_number};
+use zbelastic_timing::unix_ms;
 use zbelastic_types::{ClusterId, Digest, LayerId, RunId};
 use zbelastic_whole_file as whole_file;
 use zbelastic_wire::document::JobDocument;
@@ -278,7 +279,7 @@ fn found_cluster(
     Ok(NodeRecord::new(NewNode {
         cluster,
         cluster_name: old.cluster_name.clone(),
-        founded_ms: Some(super::journal::now_ms()),
+        founded_ms: Some(unix_ms()),
         node: FIRST_NODE,
         name: old.name.clone(),
         role: MemberRole::Controller,

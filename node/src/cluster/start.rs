@@ -29,7 +29,7 @@ use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 use super::checkpoint_thread::CheckpointThread;
 use super::compute::WorkerDevice;
 use super::controller::{self, ControllerInbox, ControllerParts, ControllerSetup};
-use super::journal::{Journal, LogEcho, now_s};
+use super::journal::{Journal, LogEcho};
 use super::machine_id::machine_number;
 use super::node_record::{NodeRecord, NodeRecordWriter};
 use super::print_administrator_hint;
@@ -41,6 +41,7 @@ use super::stores::{OpenStores, StoreLocations, StoreOpenError};
 use super::worker::{self, WorkerParts, WorkerSetup};
 use crate::data_folder::NodeDataFolder;
 use zbelastic_machine::own_address::reachable_addresses;
+use zbelastic_timing::unix_ms;
 
 /// Writes that may be under way before a leader steps down, in ticks: disks of shared machines need
 /// their time.
@@ -351,7 +352,7 @@ fn beginning(
     if !others.is_empty() {
         return Ok(CoreStart::Wait { controllers: others, boot: node_record.boot });
     }
-    let at_s = now_s();
+    let at_s = unix_ms() / 1000;
     let credential = Credential {
         role: AccessRole::Controller,
         name: node_record.name.clone(),

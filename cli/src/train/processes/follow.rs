@@ -18,7 +18,6 @@ use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 use super::children::ChildProcesses;
 use super::model::ModelWriter;
 use super::poll_pace::{POLL_PAUSE, PollPace};
-use super::replay_filter::ReplayFilter;
 use super::stall::{GiveUpReason, STALL_TIMEOUT, StallWatch};
 use crate::event_poller::EventPoller;
 use crate::train::events::RollbackEvent;
@@ -88,9 +87,6 @@ pub fn follow(
             }
         };
         answered_at = Instant::now();
-        if polled.is_other_log {
-            tracker.replay_filter.begin();
-        }
         polled.events.iter().for_each(|event| tracker.report(event, observe));
         if polled.events.iter().any(|event| matches!(event.kind, EventKind::Step { .. })) {
             children.note_sealed();
@@ -120,7 +116,6 @@ struct RunTracker<'a> {
     options: &'a FollowOptions<'a>,
     /// Whether the observer has ended the run.
     is_left: bool,
-    replay_filter: ReplayFilter,
     held_out: Option<HeldOutLoss>,
     /// Whether all steps are sealed, or it is held: a checkpoint or a loss is missing.
     is_ending: bool,
@@ -140,7 +135,6 @@ impl<'a> RunTracker<'a> {
         Self {
             options,
             is_left: false,
-            replay_filter: ReplayFilter::default(),
             held_out: None,
             is_ending: false,
             stall_watch: StallWatch::begin(Instant::now()),
@@ -152,9 +146,6 @@ impl<'a> RunTracker<'a> {
     }
 
     fn report(&mut self, event: &ClusterEvent, observe: RunObserver<'_>) {
-        if !self.replay_filter.is_new(&event.kind) {
-            return;
-        }
         if let EventKind::HeldOut { step, loss: Some(loss) } = event.kind {
             self.held_out = Some(HeldOutLoss { steps_done: step, loss });
         }

@@ -23,12 +23,12 @@ use super::status::{addresses_of, controller_addresses};
 use super::submission::{SubmittedRun, run_start};
 use super::tokens::{NewToken, is_spent_with_nodes, joined_with, token_info, token_infos};
 use super::uploads::UploadWriteResult;
-use crate::cluster::journal::now_s;
 use crate::cluster::requests;
 use zbelastic_api::{
     ApiAnswer, ApiRefusal, ApiRequest, ChangeSummary, ResourceKind, RunAbsence, TokenCreated,
     TokenRequest, WrongState, decode_request,
 };
+use zbelastic_timing::unix_ms;
 
 /// How a request proceeds.
 enum RequestOutcome {
@@ -205,7 +205,7 @@ impl ControllerNode {
 
     fn create_token(&self, request: TokenRequest) -> RequestOutcome {
         let authority = self.certificates.authority().pin();
-        let NewToken { id, text, change } = NewToken::create(request, authority, now_s());
+        let NewToken { id, text, change } = NewToken::create(request, authority, unix_ms() / 1000);
         let addresses = controller_addresses(self.ports.state());
         let answer = CommandAnswer::TokenCreated { id, text, addresses };
         RequestOutcome::Command(OperatorCommand::Access(change), answer)

@@ -12,8 +12,8 @@ use super::data::ensure_data;
 use super::formats::version_of;
 use super::pieces::{collect_unused, complete_checkpoint};
 use super::tokens::token_role;
-use crate::cluster::journal::now_ms;
 use zbelastic_api::EventKind;
+use zbelastic_timing::unix_ms;
 
 impl ControllerNode {
     pub(super) fn handle_core_event(&mut self, event: CoreEvent) {
@@ -41,10 +41,10 @@ impl ControllerNode {
         if let StateChange::Job { .. } = change {
             self.follow_job();
         }
-        let now = (Instant::now(), now_ms());
+        let now = (Instant::now(), unix_ms());
         for kind in self.run_log.note_change(change, self.ports.core.state(), now) {
             let kind = self.ports.runs().with_digest(kind);
-            self.ports.journal.record(kind);
+            self.ports.journal.record_entry(index, kind);
         }
         self.planning.note_change(change, &self.ports.core, &self.run_log);
         match change {
@@ -60,7 +60,7 @@ impl ControllerNode {
                 collect_unused(&mut self.ports);
                 self.backfill.request();
             }
-            StateChange::Access(outcome) => self.note_access(outcome),
+            StateChange::Access(outcome) => self.note_access(index, outcome),
             StateChange::Members(_) | StateChange::Format(_) => self.ban_revoked(),
             StateChange::Adopted(_)
             | StateChange::Planned(_)
@@ -75,7 +75,7 @@ impl ControllerNode {
     }
 
     /// The tokens or credentials that the cluster agreed on changed.
-    fn note_access(&mut self, outcome: &AccessOutcome) {
+    fn note_access(&mut self, index: u64, outcome: &AccessOutcome) {
         let journal = &mut self.ports.journal;
         match outcome {
             AccessOutcome::LetIn { key, node, .. } => {
@@ -86,17 +86,18 @@ impl ControllerNode {
             AccessOutcome::TokenMade { token } => {
                 let tokens = self.ports.core.state().access().tokens();
                 if let Some(role) = tokens.get(token).map(|token| token_role(token.terms.role)) {
-                    journal.record(EventKind::TokenCreated { id: token.to_string(), role });
+                    let id = token.to_string();
+                    journal.record_entry(index, EventKind::TokenCreated { id, role });
                 }
             }
             AccessOutcome::TokenRevoked { token } => {
-                journal.record(EventKind::TokenRevoked { id: token.to_string() });
+                journal.record_entry(index, EventKind::TokenRevoked { id: token.to_string() });
             }
             AccessOutcome::Revoked { node } | AccessOutcome::Forgotten { node } => {
                 self.ports.tasks.transport().ban(*node);
             }
             AccessOutcome::Authority { phase, revoked } => {
-                self.rotation.note_phase(*phase, revoked, journal);
+                self.rotation.note_phase(*phase, (index, revoked), journal);
             }
             AccessOutcome::Renewed { .. } => {}
         }

@@ -25,10 +25,11 @@ use super::certificates::ControllerCertificates;
 use super::ports::{ControllerCompletion, ControllerPorts};
 use super::status::name_of_member;
 use crate::cluster::authority::{LOOK_TICKS, is_certified, report, updated_credentials};
-use crate::cluster::journal::{Journal, now_s};
+use crate::cluster::journal::Journal;
 use zbelastic_api::{
     ApiAnswer, ApiRefusal, ChangeSummary, EventKind, RotationProgress, RotationStatus,
 };
+use zbelastic_timing::unix_ms;
 
 /// This controller's part in a change of authority: its knowledge beside the agreed state.
 #[derive(Default)]
@@ -226,11 +227,12 @@ impl AuthorityRotation {
             return;
         }
         let key = rotation.succession.key;
-        let change = match ports.state().membership().rotation_step(&self.reports, now_s()) {
+        let change = match ports.state().membership().rotation_step(&self.reports, unix_ms() / 1000)
+        {
             RotationStep::Nothing | RotationStep::Wait { .. } => return,
             RotationStep::Issue => {
                 // As long as any client certificate that the old authority made may be valid.
-                let until_s = now_s() + CertificateLife::of(PeerRole::Admin).0;
+                let until_s = unix_ms() / 1000 + CertificateLife::of(PeerRole::Admin).0;
                 AuthorityChange::Issues { key, until_s }
             }
             RotationStep::Retire => AuthorityChange::Retired { key },
@@ -291,13 +293,13 @@ impl AuthorityRotation {
     pub(super) fn note_phase(
         &mut self,
         phase: RotationPhase,
-        revoked: &[TokenId],
+        (index, revoked): (u64, &[TokenId]),
         journal: &mut Journal,
     ) {
         self.ticks = LOOK_TICKS;
         journal.log(format!("the change of authority is {phase}"));
         for token in revoked {
-            journal.record(EventKind::TokenRevoked { id: token.to_string() });
+            journal.record_entry(index, EventKind::TokenRevoked { id: token.to_string() });
         }
     }
 
@@ -322,7 +324,7 @@ impl AuthorityRotation {
     /// Members that a change of authority waits for, and until which second holders of client
     /// certificates have time.
     fn waits_for(&self, state: &State) -> (Vec<NodeId>, Option<u64>) {
-        match state.membership().rotation_step(&self.reports, now_s()) {
+        match state.membership().rotation_step(&self.reports, unix_ms() / 1000) {
             RotationStep::Wait { nodes, until_s } => (nodes, until_s),
             RotationStep::Nothing
             | RotationStep::AnnounceAnew

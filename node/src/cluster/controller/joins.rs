@@ -15,12 +15,12 @@ use zbelastic_identity::{
     CertificateLife, ControllerContact, JoinAnswer, JoinAttempt, JoinGrant, JoinRefusal, JoinReply,
     PeerRole, TokenVerifier, UnixSeconds,
 };
+use zbelastic_timing::unix_ms;
 use zbelastic_types::{Digest, NodeId};
 
 use super::certificates::{ControllerCertificates, peer_role};
 use super::ports::ControllerPorts;
 use super::status::addresses_of;
-use crate::cluster::journal::now_s;
 use crate::cluster::peer_directory::PeerDirectory;
 
 /// Joins that wait for the log at once: as many as the transport lets wait for a decision.
@@ -139,7 +139,7 @@ impl PendingJoins {
         let record = ports.state().access().tokens().get(&token);
         let record = record.ok_or(JoinRefusal::TokenUnknown { token: attempt.token })?;
         attempt.check_proof(&TokenVerifier::from_bytes(record.terms.verifier))?;
-        let at_s = now_s();
+        let at_s = unix_ms() / 1000;
         let change = AccessChange::TokenUsed {
             token,
             key: Digest(attempt.key_digest().0),

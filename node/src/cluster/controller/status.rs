@@ -23,7 +23,6 @@ use super::member_disks::MemberDisks;
 use super::planning::pace_status;
 use super::ports::ControllerTasks;
 use super::runs::RunCatalog;
-use crate::cluster::journal::now_ms;
 use crate::cluster::run_log::{RunLog, member_role, name_of, window_number};
 use zbelastic_api::{
     ApiAnswer, ApiRefusal, ClusterInfo, ClusterStatus, HexDigest, JobPhaseStatus, JobStatus,
@@ -31,6 +30,7 @@ use zbelastic_api::{
     RunAccepted, RunDisposition, SavingStatus, StatusReport, WrongState,
 };
 use zbelastic_policy::tick::TICK;
+use zbelastic_timing::unix_ms;
 
 /// Workers with a named activity where a run waits: as many as fit into a line. `status --json` has
 /// all.
@@ -88,7 +88,7 @@ impl StatusView<'_> {
         let raft = self.core.status();
         StatusReport {
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            at_ms: now_ms(),
+            at_ms: unix_ms(),
             answered_by: self.facts.node,
             cluster: ClusterStatus {
                 name: self.facts.cluster_name.clone(),
