@@ -20,6 +20,7 @@ pub mod keep_rule;
 pub mod member_addresses;
 pub mod moment_values;
 pub mod piece;
+pub mod piece_body;
 pub mod piece_copies;
 pub mod piece_sink;
 pub mod quorum_watch;

@@ -41,7 +41,7 @@ use zbelastic_wire::{self as wire, BulkKey, NodeMessage, NodeRequest, StoreRefer
 
 use super::background::BackgroundTasks;
 use super::blob_registry::BlobRegistry;
-use super::checkpoint_thread::{StoreEvent, collect_now};
+use super::checkpoint_thread::{StoreEvent, answer_collect};
 use super::compute::WorkerDevice;
 use super::device::{DeviceHandle, DeviceInput, DeviceOutput, StepTime};
 use super::disk_space::{DiskSpace, DiskSpaceChange, DiskSpaceWatch};
@@ -492,18 +492,11 @@ impl WorkerNode {
 
     /// A request arrived, from a controller or from a client.
     fn handle_request(&mut self, from: PeerIdentity, bytes: &[u8], reply: RequestReply) {
-        match NodeRequest::decode(bytes) {
-            Some(NodeRequest::Collect(referred)) if from.role == PeerRole::Controller => {
-                let checkpoint_thread = self.ports.tasks.checkpoint_thread().clone();
-                tokio::spawn(async move {
-                    reply.answer(wire::encode(&collect_now(checkpoint_thread, referred).await))
-                });
+        match NodeRequest::decode(bytes).map(NodeRequest::collection) {
+            Some(Some(collection)) if from.role == PeerRole::Controller => {
+                answer_collect(self.ports.tasks.checkpoint_thread().clone(), collection, reply);
             }
-            Some(
-                NodeRequest::Collect(_)
-                | NodeRequest::Renew { .. }
-                | NodeRequest::AuthorityKey { .. },
-            ) => drop(reply),
+            Some(_) => drop(reply),
             None => self.answer_client(from, bytes, reply),
         }
     }
