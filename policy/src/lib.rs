@@ -17,6 +17,7 @@ pub mod disk_space;
 pub mod frame_lane;
 pub mod keep_queue;
 pub mod keep_rule;
+pub mod machine_peak;
 pub mod member_addresses;
 pub mod moment_values;
 pub mod piece;

@@ -187,6 +187,12 @@ pub enum NodeMessage {
         /// As the worker measured it at its start.
         flop_per_s: u64,
     },
+    /// From workers to controllers: the same of all cores of the sender's machine, which other
+    /// workers may share. A controller of an earlier version drops it, too.
+    MachinePeak {
+        /// As the worker measured it at its start.
+        flop_per_s: u64,
+    },
 }
 
 impl NodeMessage {
@@ -216,6 +222,7 @@ impl NodeMessage {
             | Self::Room { .. }
             | Self::Scrubbed(_)
             | Self::Peak { .. }
+            | Self::MachinePeak { .. }
             | Self::Authority(_) => None,
         }
     }
