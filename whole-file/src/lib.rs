@@ -1,5 +1,5 @@
 //! Small files that are there whole or not at all, and durably once they are synced; files that
-//! one process holds; and folders that go with their process.
+//! one process holds; logs that do not grow for ever; and folders that go with their process.
 //!
 //! ```text
 //!   bytes ──> NAME.part ──> sync ──> rename to NAME ──> sync of the folder
@@ -8,9 +8,11 @@
 //! A process that is killed leaves a part file, which the next write of the file removes. Whether a
 //! file's bytes are those that were written is its reader's to check.
 
+mod line_file;
 mod lock;
 mod temporary_folder;
 
+pub use line_file::LineFile;
 pub use lock::{LockError, holder_text, lock};
 pub use temporary_folder::TemporaryFolder;
 

@@ -5,15 +5,14 @@
 //! else.
 
 use std::collections::VecDeque;
-use std::fs::{self, File};
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use zbelastic_api::{ClusterEvent, EventKind, LogLine};
-use zbelastic_whole_file as whole_file;
+use zbelastic_whole_file::LineFile;
 
 /// Events kept in memory for clients that request them.
 const EVENTS_KEPT: usize = 8192;
@@ -50,7 +49,7 @@ impl Journal {
     /// # Errors
     /// If it cannot be opened.
     pub fn open(path: &Path, echo: LogEcho) -> io::Result<Self> {
-        let file = EventFile::open(path, FILE_BYTES_MAX)?;
+        let file = LineFile::open(path, FILE_BYTES_MAX)?;
         let (lines, inbox) = sync_channel(LINES_WAITING_MAX);
         thread::Builder::new().name("journal".to_owned()).spawn(move || write_all(file, &inbox))?;
         Ok(Self {
@@ -129,39 +128,10 @@ impl Journal {
     }
 }
 
-fn write_all(mut file: EventFile, lines: &Receiver<String>) {
+fn write_all(mut file: LineFile, lines: &Receiver<String>) {
     while let Ok(line) = lines.recv() {
         // A line that cannot be written is lost; the next one may fit again.
         let _ = file.write(&line);
-    }
-}
-
-/// A file of lines that does not grow beyond a limit.
-struct EventFile {
-    path: PathBuf,
-    file: File,
-    bytes: u64,
-    bytes_max: u64,
-}
-
-impl EventFile {
-    fn open(path: &Path, bytes_max: u64) -> io::Result<Self> {
-        let file = whole_file::open_to_append(path)?;
-        let bytes = file.metadata()?.len();
-        Ok(Self { path: path.to_owned(), file, bytes, bytes_max })
-    }
-
-    fn write(&mut self, line: &str) -> io::Result<()> {
-        let bytes = line.len() as u64 + 1;
-        if self.bytes > 0 && self.bytes + bytes > self.bytes_max {
-            let mut before = self.path.as_os_str().to_owned();
-            before.push(".1");
-            fs::rename(&self.path, before)?;
-            *self = Self::open(&self.path, self.bytes_max)?;
-        }
-        writeln!(self.file, "{line}")?;
-        self.bytes += bytes;
-        Ok(())
     }
 }
 
@@ -176,27 +146,4 @@ pub fn now_ms() -> u64 {
 #[must_use]
 pub fn now_s() -> u64 {
     now_ms() / 1000
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_file_of_events_does_not_grow_for_ever() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("events.jsonl");
-        for number in 10..90 {
-            // As a process that is started again and again.
-            EventFile::open(&path, 10)
-                .and_then(|mut file| file.write(&format!("e{number}")))
-                .expect("room");
-        }
-        let read = |name: &str| fs::read_to_string(folder.path().join(name)).expect("there");
-        assert_eq!(
-            (read("events.jsonl.1"), read("events.jsonl")),
-            ("e86\ne87\n".to_owned(), "e88\ne89\n".to_owned())
-        );
-        assert_eq!(fs::read_dir(folder.path()).expect("readable").count(), 2);
-    }
 }

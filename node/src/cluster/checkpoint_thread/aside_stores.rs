@@ -40,9 +40,8 @@ impl AsideStores {
             return;
         }
         let Ok(inventory) = store.inventory() else { return };
-        let mut may_go = false;
-        self.retention.send_modify(|retention| may_go = retention.may_go(referred, &inventory));
-        if !may_go {
+        // Nobody waits for a change of it.
+        if !self.retention.send_if_modified(|retention| retention.may_go(referred, &inventory)) {
             return;
         }
         let reports = reports.clone();

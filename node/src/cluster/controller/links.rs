@@ -56,7 +56,6 @@ impl MemberLinks {
         }
     }
 
-    /// The same of all cores of its machine.
     pub(super) fn note_machine_peak(&mut self, node: NodeId, flop_per_s: u64) {
         if self.paths.contains_key(&node) {
             self.machine_peaks.insert(node, flop_per_s);
