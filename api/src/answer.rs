@@ -329,7 +329,13 @@ pub struct CollectionReport {
     pub chunks: u64,
     /// Bytes that were freed.
     pub bytes: Bytes,
-    /// Why it did not, if it did not.
+    /// Bytes that were freed of damaged stores that had been put aside.
+    #[serde(default)]
+    pub aside_bytes_removed: Bytes,
+    /// Bytes of such stores that stay, until all checkpoints are newer than the store in their place.
+    #[serde(default)]
+    pub aside_bytes_kept: Bytes,
+    /// Why it did not, or not all of it, if it did not.
     pub error: Option<String>,
 }
 

@@ -210,7 +210,7 @@ pub struct MemberStatus {
     /// How much faster it is than a core of the slowest kind, in thousandths.
     pub speed_permille: u32,
     /// Floating-point operations a second that it multiplies and adds at best, as it measured at its
-    /// start; processors only.
+    /// start; processors only. Workers with a stage that share a machine share what its cores reach.
     #[serde(default)]
     pub peak_flop_per_s: Option<u64>,
     /// Memory in use for training.

@@ -168,8 +168,10 @@ impl ChunkFolder {
         Ok(())
     }
 
-    /// Removes a chunk's file. Returns whether there was one.
+    /// Removes a chunk's file, and a damaged one of it that was put aside. Returns whether it had one.
     pub(crate) fn remove(&self, hash: ChunkHash) -> Result<bool, FileFault> {
+        // What cannot be removed there keeps no chunk: a check of the store names it.
+        drop(self.files.remove(&self.folder.join(DAMAGED).join(hash.to_string())));
         let path = self.path(hash);
         match self.files.remove(&path) {
             Ok(()) => Ok(true),

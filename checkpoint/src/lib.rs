@@ -51,7 +51,9 @@ pub use names::{
     PieceRecord, PieceRecordFault,
 };
 pub use panics::is_expected_panic;
-pub use put_aside::{RemovedFiles, aside_of, move_aside, remove_aside};
+pub use put_aside::{
+    AsideFiles, CollectedAsides, aside_folders, aside_of, collect_asides, move_aside, remove_aside,
+};
 pub use retention::{
     Removal, RemovalReason, RemovalTarget, RetentionRoots, StoreInventory, plan_removals,
 };

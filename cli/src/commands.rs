@@ -16,7 +16,7 @@ pub mod generate;
 pub mod job;
 pub mod leave;
 pub mod mirror;
-mod mirror_failure;
+pub(crate) mod mirror_failure;
 pub mod node;
 pub mod plan;
 mod reach;

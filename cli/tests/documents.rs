@@ -100,6 +100,42 @@ fn files_that_pages_name_exist() {
     }
 }
 
+/// The codes of this form in a text: `E20` and two digits.
+fn identity_codes(text: &str) -> impl Iterator<Item = &str> {
+    let starts = text.match_indices("E20").filter_map(|(start, _)| text.get(start..start + 5));
+    starts.filter(|code| code.bytes().skip(1).all(|byte| byte.is_ascii_digit()))
+}
+
+/// Source files of a package.
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).expect("a folder");
+    let paths = entries.map(|entry| entry.expect("readable").path());
+    paths.flat_map(|path| if path.is_dir() { sources(&path) } else { vec![path] }).collect()
+}
+
+#[test]
+fn every_code_has_its_cause_and_cure() {
+    let trouble = page("docs/trouble.md");
+    let has_row = |code: &str| trouble.lines().any(|line| line.starts_with(&format!("| {code} |")));
+    let texts = ["identity/src", "transport/src"].map(|folder| sources(&root().join(folder)));
+    let texts: Vec<String> =
+        texts.iter().flatten().map(|path| fs::read_to_string(path).expect("readable")).collect();
+    let codes: Vec<&str> = texts.iter().flat_map(|text| identity_codes(text)).collect();
+    assert!(codes.len() > 15, "{codes:?}");
+    for code in codes {
+        assert!(has_row(&format!("`{code}`")), "docs/trouble.md has no row for {code}");
+    }
+    let failure = page("wording/src/failure.rs");
+    let exits = failure
+        .lines()
+        .filter_map(|line| line.trim().strip_suffix(',')?.split_once(" = ").map(|(_, code)| code));
+    let exits: Vec<&str> = exits.filter(|code| code.parse::<u8>().is_ok()).collect();
+    assert!(exits.len() > 10, "{exits:?}");
+    for code in exits {
+        assert!(has_row(code), "docs/trouble.md has no row for exit code {code}");
+    }
+}
+
 #[test]
 fn the_readme_names_every_flag_of_train() {
     let readme = page("README.md");

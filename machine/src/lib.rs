@@ -32,6 +32,24 @@ pub fn core_count() -> usize {
     thread::available_parallelism().map_or(1, Into::into)
 }
 
+/// Cores of the whole machine, of which this process may have fewer; as many as it has where the system
+/// does not say.
+#[must_use]
+pub fn machine_core_count() -> usize {
+    let listed = fs::read_to_string("/sys/devices/system/cpu/online").ok();
+    listed.and_then(|text| count_listed(text.trim())).unwrap_or(0).max(core_count())
+}
+
+/// How many numbers a list of ranges has, such as `0-3,6`.
+fn count_listed(text: &str) -> Option<usize> {
+    let count = |range: &str| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let length = last.parse::<usize>().ok()?.checked_sub(first.parse().ok()?)?;
+        length.checked_add(1)
+    };
+    text.split(',').map(count).sum()
+}
+
 /// Threads to compute with: as many as were requested, or one a core.
 #[must_use]
 pub fn thread_count(requested: Option<u32>) -> usize {
@@ -56,13 +74,19 @@ pub fn peak_flop_per_s(cpu: &CpuBackend, duration: Duration) -> f64 {
 /// # Errors
 /// If the threads cannot be started.
 pub fn own_peak_flop_per_s(threads: usize) -> Result<f64, AllocateError> {
+    Ok(thread_peak_flop_per_s(threads)? * threads as f64)
+}
+
+/// The rate of one of `threads` threads, by the processor time of this process, which passes once for
+/// each of them.
+///
+/// # Errors
+/// If the threads cannot be started.
+pub fn thread_peak_flop_per_s(threads: usize) -> Result<f64, AllocateError> {
     /// Of each thread and run: short enough not to be noticed at the start of a program.
     const DURATION: Duration = Duration::from_millis(5);
     let cpu = CpuBackend::new(threads)?;
-    let thread_count = threads as u32;
-    // Processor time passes once for each thread.
-    let of_a_thread = best_flop_per_s(&cpu, DURATION * thread_count, processor_time);
-    Ok(of_a_thread * f64::from(thread_count))
+    Ok(best_flop_per_s(&cpu, DURATION * threads as u32, processor_time))
 }
 
 /// The best rate of several runs of about `duration` each, both by `clock`: the time since some
@@ -181,7 +205,19 @@ pub fn kibibytes_of(text: &str, name: &str) -> Option<Bytes> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Bytes, kibibytes_of};
+    use super::{Bytes, core_count, count_listed, kibibytes_of, machine_core_count};
+
+    #[test]
+    fn cores_are_counted_from_their_list() {
+        let lists = [("0-3\n", 4), ("0", 1), ("0-3,6,8-9", 7)];
+        for (list, cores) in lists {
+            assert_eq!(count_listed(list.trim()), Some(cores), "{list}");
+        }
+        for list in ["", "3-0", "all", "0-", "0-18446744073709551615"] {
+            assert_eq!(count_listed(list), None, "{list}");
+        }
+        assert!(machine_core_count() >= core_count());
+    }
 
     #[test]
     fn sizes_are_read_from_their_line() {

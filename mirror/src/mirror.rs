@@ -149,10 +149,18 @@ impl Mirror {
         Ok(hash)
     }
 
+    /// The chunks that are here now, listed anew.
+    ///
+    /// # Errors
+    /// If they cannot be listed.
+    pub fn chunks(&self) -> Result<BTreeSet<ChunkHash>, MirrorError> {
+        let keys = self.folder.list(CHUNKS)?;
+        Ok(keys.iter().filter_map(|key| chunk_of(key)).collect())
+    }
+
     fn present(&mut self) -> Result<&mut BTreeSet<ChunkHash>, MirrorError> {
         if self.present.is_none() {
-            let keys = self.folder.list(CHUNKS)?;
-            self.present = Some(keys.iter().filter_map(|key| chunk_of(key)).collect());
+            self.present = Some(self.chunks()?);
         }
         Ok(self.present.as_mut().expect("it was just listed"))
     }

@@ -1,7 +1,7 @@
 //! Pieces of checkpoints as members name them to each other.
 
 use serde::{Deserialize, Serialize};
-use zbelastic_checkpoint::{CheckpointId, PieceName};
+use zbelastic_checkpoint::{CheckpointId, CollectedAsides, PieceName};
 use zbelastic_types::{Digest, LayerId, RunId, Step};
 
 /// A piece of a checkpoint: a layer at a version, by its state.
@@ -66,4 +66,14 @@ pub struct FreedSpace {
     pub chunks: u64,
     /// Bytes of these chunks.
     pub bytes: u64,
+}
+
+/// What a node removed because an operator requested it, and what it keeps for now.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CollectedSpace {
+    /// Removed from its store.
+    pub freed: FreedSpace,
+    /// Damaged stores that were put aside, which stay until all checkpoints are newer than the store in
+    /// their place.
+    pub asides: CollectedAsides,
 }

@@ -9,6 +9,6 @@ pub mod job_store;
 mod messages;
 
 pub use messages::{
-    BulkKey, FreedSpace, LayerMessage, NodeAnswer, NodeMessage, NodeRequest, PieceRef, SaveFailed,
-    StoreReferences, decode, encode, layer_bytes,
+    BulkKey, CollectedSpace, CollectionRequest, FreedSpace, LayerMessage, NodeAnswer, NodeMessage,
+    NodeRequest, PieceRef, SaveFailed, StoreReferences, decode, encode, layer_bytes,
 };

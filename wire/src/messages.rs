@@ -15,7 +15,9 @@ use zbelastic_timing::{MeasuredSlice, MessageArrival};
 use zbelastic_trainer::model::{LayerSpec, LayerTimes};
 use zbelastic_types::{Digest, Generation, LayerId, StageIndex, Step};
 
-pub use zbelastic_policy::piece::{FreedSpace, PieceRef, SaveFailed, StoreReferences};
+pub use zbelastic_policy::piece::{
+    CollectedSpace, FreedSpace, PieceRef, SaveFailed, StoreReferences,
+};
 
 /// Layers on their way between workers. The bytes themselves travel as bulk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -185,6 +187,12 @@ pub enum NodeMessage {
         /// As the worker measured it at its start.
         flop_per_s: u64,
     },
+    /// From workers to controllers: the same of all cores of the sender's machine, which other
+    /// workers may share. A controller of an earlier version drops it, too.
+    MachinePeak {
+        /// As the worker measured it at its start.
+        flop_per_s: u64,
+    },
 }
 
 impl NodeMessage {
@@ -214,6 +222,7 @@ impl NodeMessage {
             | Self::Room { .. }
             | Self::Scrubbed(_)
             | Self::Peak { .. }
+            | Self::MachinePeak { .. }
             | Self::Authority(_) => None,
         }
     }
@@ -227,13 +236,16 @@ pub enum NodeRequest {
         /// The signing request for the member's key.
         request: Vec<u8>,
     },
-    /// From controllers: what is not referred to is to be removed now.
+    /// From controllers of a version before [`Self::CollectWithAsides`], as which it is handled.
     Collect(StoreReferences),
     /// From controllers: the key of the authority that follows.
     AuthorityKey {
         /// Which: the digest of its key.
         key: Digest,
     },
+    /// From controllers: what is not referred to is to be removed now, and damaged stores that were
+    /// put aside, if they may go.
+    CollectWithAsides(StoreReferences),
 }
 
 /// What it is answered.
@@ -255,7 +267,12 @@ pub enum NodeAnswer {
         /// Why it was refused, in words.
         why: String,
     },
+    /// How much was removed, and how much of stores that were put aside.
+    CollectedWithAsides(CollectedSpace),
 }
+
+/// What is referred to, and how a collection by that is answered.
+pub type CollectionRequest = (StoreReferences, fn(CollectedSpace) -> NodeAnswer);
 
 /// What a member's request begins with; those of clients begin with another.
 const NODE_REQUEST: &[u8; 4] = b"zben";
@@ -267,6 +284,18 @@ impl NodeRequest {
         let mut bytes = NODE_REQUEST.to_vec();
         bytes.extend(encode(self));
         bytes
+    }
+
+    /// What is referred to, and the answer in the form of the request, if it is for a collection.
+    #[must_use]
+    pub fn collection(self) -> Option<CollectionRequest> {
+        match self {
+            Self::Collect(referred) => {
+                Some((referred, |space: CollectedSpace| NodeAnswer::Collected(space.freed)))
+            }
+            Self::CollectWithAsides(referred) => Some((referred, NodeAnswer::CollectedWithAsides)),
+            Self::Renew { .. } | Self::AuthorityKey { .. } => None,
+        }
     }
 
     /// The request in `bytes`, if it is a member's.

@@ -9,6 +9,7 @@ use std::time::Duration;
 use zbelastic_api::client::ApiClient;
 use zbelastic_api::{ApiRequest, CheckpointDetail, CheckpointStatus, CollectionReport, escape};
 use zbelastic_timing::unix_ms;
+use zbelastic_types::Bytes;
 use zbelastic_wording::figures::duration_text;
 use zbelastic_wording::{CommandError, CommandFailure, FailureCode};
 
@@ -187,16 +188,31 @@ fn collect(
 }
 
 fn collected_line(collected: &CollectionReport) -> String {
-    let CollectionReport { node, chunks, bytes, error } = collected;
-    match error {
-        None => format!("node {node}: {chunks} chunks removed, {bytes}"),
-        Some(error) => format!("node {node}: nothing removed: {}", escape(error)),
+    let CollectionReport { node, chunks, bytes, aside_bytes_removed, aside_bytes_kept, error } =
+        collected;
+    if let Some(error) = error
+        && (*chunks, *aside_bytes_removed) == (0, Bytes(0))
+    {
+        return format!("node {node}: nothing removed: {}", escape(error));
     }
+    let mut line = format!("node {node}: {chunks} chunks removed, {bytes}");
+    if *aside_bytes_removed > Bytes(0) {
+        line += &format!("; {aside_bytes_removed} of damaged stores put aside removed");
+    }
+    if *aside_bytes_kept > Bytes(0) {
+        line += &format!(
+            "; {aside_bytes_kept} of damaged stores put aside kept until newer checkpoints replace theirs"
+        );
+    }
+    if let Some(error) = error {
+        line += &format!("; not all: {}", escape(error));
+    }
+    line
 }
 
 #[cfg(test)]
 mod tests {
-    use zbelastic_types::{Bytes, NodeId};
+    use zbelastic_types::NodeId;
 
     use super::*;
     use zbelastic_api::sample::{self, NOW_MS, digest, scripted};
@@ -272,8 +288,10 @@ layer      size  digest        on nodes
     fn a_node_that_did_not_collect_fails_the_command() {
         let one = |error: Option<&str>| CollectionReport {
             node: NodeId(2),
-            chunks: 3,
+            chunks: if error.is_some() { 0 } else { 3 },
             bytes: Bytes(1024),
+            aside_bytes_removed: Bytes(0),
+            aside_bytes_kept: Bytes(0),
             error: error.map(str::to_owned),
         };
         let collected = |error| {
@@ -289,5 +307,31 @@ layer      size  digest        on nodes
         let (is_ok, text) = collected(Some("not heard"));
         assert!(!is_ok);
         assert!(text.ends_with("nothing removed: not heard\n"), "{text}");
+    }
+
+    #[test]
+    fn stores_that_were_put_aside_are_in_the_line_of_their_node() {
+        let line = |removed, kept, error: Option<&str>| {
+            collected_line(&CollectionReport {
+                node: NodeId(2),
+                chunks: 0,
+                bytes: Bytes(0),
+                aside_bytes_removed: Bytes(removed),
+                aside_bytes_kept: Bytes(kept),
+                error: error.map(str::to_owned),
+            })
+        };
+        let start = "node 2: 0 chunks removed, 0 B";
+        let kept =
+            "1.00 KiB of damaged stores put aside kept until newer checkpoints replace theirs";
+        let removed = "2.00 KiB of damaged stores put aside removed";
+        assert_eq!(line(0, 0, None), start);
+        assert_eq!(line(0, 1024, None), format!("{start}; {kept}"));
+        assert_eq!(line(2048, 0, None), format!("{start}; {removed}"));
+        assert_eq!(
+            line(2048, 1024, Some("no")),
+            format!("{start}; {removed}; {kept}; not all: no")
+        );
+        assert_eq!(line(0, 1024, Some("no")), "node 2: nothing removed: no");
     }
 }

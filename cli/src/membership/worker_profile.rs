@@ -4,8 +4,10 @@ use zbelastic_consensus::class::{DEVICE_NAME_BYTES_MAX, DeviceClass, DeviceName}
 use zbelastic_consensus::member::Resources;
 use zbelastic_kernels::cuda::DeviceProbe;
 use zbelastic_machine::device::{compile, probe_device};
-use zbelastic_machine::{DeviceSelector, memory_total, own_peak_flop_per_s, thread_count};
-use zbelastic_node::cluster::{SPEED_OF_A_THREAD, WorkerProfile};
+use zbelastic_machine::{
+    DeviceSelector, machine_core_count, memory_total, thread_count, thread_peak_flop_per_s,
+};
+use zbelastic_node::cluster::{PeakRates, SPEED_OF_A_THREAD, WorkerProfile};
 use zbelastic_types::Bytes;
 use zbelastic_wording::{CommandFailure, FailureDetail};
 
@@ -28,12 +30,18 @@ pub fn worker_profile(args: &JoinArgs, probe: Option<&DeviceProbe>) -> WorkerPro
         }
     };
     // What a device does at best is not measured.
-    let peak_flop_per_s = match probe {
-        None => own_peak_flop_per_s(threads_of(args)).ok().map(|peak| peak as u64),
+    let peak = match probe {
+        None => peak_rates(threads_of(args)),
         Some(_) => None,
     };
     let data_paths = args.data_path.clone();
-    WorkerProfile { resources, peak_flop_per_s, data_paths, notice_source: args.spot }
+    WorkerProfile { resources, peak, data_paths, notice_source: args.spot }
+}
+
+fn peak_rates(threads: usize) -> Option<PeakRates> {
+    let of_a_thread = thread_peak_flop_per_s(threads).ok()?;
+    let of = |cores: usize| (of_a_thread * cores as f64) as u64;
+    Some(PeakRates { own: of(threads), of_machine: of(machine_core_count()) })
 }
 
 /// Number of threads that compute.

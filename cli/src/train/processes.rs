@@ -8,6 +8,7 @@
 
 mod children;
 mod follow;
+mod mirror_wait;
 mod model;
 mod poll_pace;
 mod stall;
@@ -40,6 +41,7 @@ use crate::run_files::MODEL;
 use crate::span_exporter::{SpanCollector, SpanExporter};
 use children::{ChildProcesses, WorkerDevices};
 use follow::{FollowOptions, FollowOutcome, RunObserver, follow};
+use mirror_wait::await_mirror;
 use model::{ModelSource, ModelWriter, WrittenModel};
 use poll_pace::POLL_PAUSE;
 use stall::{STALL_TIMEOUT, StallTimer};
@@ -170,7 +172,8 @@ pub fn train(
     if let Some(observer) = observer {
         observer.finish();
     }
-    finish(ended, timed, writer, (&mut children, &mut client))
+    let mirror = prepared.config.checkpoint.mirror.as_deref();
+    finish(ended, timed, (writer, mirror), (&mut children, &mut client), observe)
 }
 
 /// Observes the processes for a page and a collector of traces, if there is one of them. Yields the
@@ -356,12 +359,14 @@ fn submit(
     Err(CommandFailure::new(FailureCode::Internal, "the controller wants the text for ever"))
 }
 
-/// The final state of the run, out of its last checkpoint; the processes end.
+/// The final state of the run, out of its last checkpoint, which is copied to its mirror if it has one;
+/// the processes end.
 fn finish(
     ended: FollowOutcome,
     (steps_before, elapsed): (u64, Duration),
-    writer: ModelWriter,
+    (writer, mirror): (ModelWriter, Option<&str>),
     (children, client): (&mut ChildProcesses, &mut ApiClient<'_>),
+    observe: RunObserver<'_>,
 ) -> Result<RunOutcome, CommandFailure> {
     let FollowOutcome { steps_done, held_out } = ended;
     // The run is over because it is there.
@@ -371,6 +376,9 @@ fn finish(
     let WrittenModel { detail, layers } = writer.finish(steps_done, client)?;
     // A picture for people: without it the run is no less done.
     let trace = client.trace().ok().flatten();
+    if let Some(place) = mirror {
+        await_mirror(place, steps_done, (children, client), observe);
+    }
     children.end();
     Ok(RunOutcome {
         steps_done,

@@ -56,7 +56,7 @@ fn worker(
     let resources = Resources { memory: Bytes(1 << 30), speed_permille: 1, class };
     let means = WorkerProfile {
         resources,
-        peak_flop_per_s: None,
+        peak: None,
         data_paths: Vec::new(),
         notice_source: NoticeSource::None,
     };

@@ -92,6 +92,8 @@ fn a_new_run_takes_nothing_from_the_runs_before_it() {
     for data in [&site.controller.folder, &worker.folder] {
         wait_until("everything goes", || chunk_bytes(data) == 0);
     }
+    // What a worker logged is read from the worker, by way of the controller.
+    wait_until("its log", || site.stdout_of(&["logs", "w"]).contains("chunks removed"));
     train(&site, 7, &["--name", "first"]);
     assert!(exported(&site, "first", "out/anew") == made, "the same run has the same bits");
 }
@@ -111,6 +113,28 @@ fn a_run_under_way_is_not_removed_and_one_that_is_stopped_is_kept() {
     assert_eq!((kept[0].0.as_str(), kept[0].1.as_str()), (name.as_str(), "stopped"));
     assert_eq!(kept[0].2.len(), 1, "its last checkpoint");
     exported(&site, &name, "out/stopped");
+}
+
+/// Nobody has the device that it names.
+#[test]
+fn a_run_that_cannot_begin_says_why_and_is_given_up_with_nothing_of_others() {
+    let site = ControllerSite::new();
+    let _worker = site.worker("w");
+    train(&site, 5, &["--name", "first"]);
+    let made = exported(&site, "first", "out/first");
+    let (config, words) = site.submission(5);
+    let line = ["run", &config, "--text", &words, "--detach", "--name", "far"];
+    site.stdout_of(&[&line[..], &["--set", "train.device=cuda"]].concat());
+    let reason = |status: &Value| status["job"]["phase"]["reason"].as_str().map(str::to_owned);
+    wait_until("the reason", || {
+        reason(&site.status()).is_some_and(|why| why.contains("other bits"))
+    });
+    site.stdout_of(&["stop", "--yes"]);
+    assert!(exported(&site, "first", "out/again") == made);
+    train(&site, 7, &["--name", "next"]);
+    let ended: Vec<_> = runs(&site).into_iter().map(|run| (run.0, run.1)).collect();
+    let named = |name: &str, phase: &str| (name.to_owned(), phase.to_owned());
+    assert_eq!((&ended[0], ended.last()), (&named("first", "done"), Some(&named("next", "done"))));
 }
 
 /// What lies on other nodes as well is not worth a voter, and what is not written again is fetched
@@ -137,6 +161,12 @@ fn a_controller_with_a_damaged_index_starts_and_gets_the_runs_that_ended_back() 
         site.try_json(&["status", "--json"]).is_some_and(|status| !status["leader"].is_null())
     });
     site.controller.wait_for_log("layers of checkpoints fetched");
+    // Nothing was trained since: a person may still want what could not be read.
+    let collected: serde_json::Value =
+        serde_json::from_str(&site.stdout_of(&["ckpt", "gc", "--yes", "--json"])).expect("JSON");
+    let kept = |node: usize| collected[node]["aside_bytes_kept"].as_u64().expect("a number");
+    assert!(kept(0) > 0, "{collected}");
+    assert_eq!((kept(1), &collected[1]["error"]), (0, &serde_json::Value::Null), "{collected}");
     worker.child.kill().expect("it runs");
     worker.ended();
     assert!(exported(&site, "first", "out/again") == made, "it is all here");

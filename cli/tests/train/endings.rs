@@ -8,7 +8,7 @@ use crate::folder::{FILES, names};
 use crate::text_folder::{TextFolder, TrainingOutput};
 
 /// A learning rate that does not depend on the number of steps.
-const STEADY: &str = "--set optimizer.decay=constant --set optimizer.warmup=0";
+pub const STEADY: &str = "--set optimizer.decay=constant --set optimizer.warmup=0";
 /// So many steps that no run comes to its end before it is ended.
 const STEPS_MAX: usize = 5000;
 
@@ -40,14 +40,14 @@ fn processes_in(folder: &TextFolder) -> usize {
 }
 
 /// A run that is under way; it does not outlive its test.
-struct RunningTraining {
+pub struct RunningTraining {
     child: Child,
     stdout: Option<Lines<BufReader<ChildStdout>>>,
     stderr: Lines<BufReader<ChildStderr>>,
 }
 
 impl RunningTraining {
-    fn start(command: &mut Command) -> Self {
+    pub fn start(command: &mut Command) -> Self {
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("it runs");
         let stdout = child.stdout.take().map(|pipe| BufReader::new(pipe).lines());
@@ -61,7 +61,7 @@ impl RunningTraining {
     }
 
     /// Standard output up to the first line that begins with `start`.
-    fn read_to(&mut self, start: &str) -> String {
+    pub fn read_to(&mut self, start: &str) -> String {
         let mut stdout = String::new();
         loop {
             let line = self.next_line();
@@ -72,14 +72,14 @@ impl RunningTraining {
         }
     }
 
-    fn signal(&self, name: &str) {
+    pub fn signal(&self, name: &str) {
         let mut kill = Command::new("kill");
         let status = kill.args([name, &self.child.id().to_string()]).status();
         assert!(status.expect("there is a kill").success());
     }
 
     /// The rest of standard output and standard error, and the exit code.
-    fn end(&mut self) -> (String, String, Option<i32>) {
+    pub fn end(&mut self) -> (String, String, Option<i32>) {
         let mut stdout = String::new();
         for line in self.stdout.iter_mut().flatten() {
             stdout += &format!("{}\n", line.expect("UTF-8"));

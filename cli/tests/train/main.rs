@@ -19,5 +19,7 @@ mod refusals;
 mod replicas;
 mod slices;
 mod stores;
+#[cfg(unix)]
+mod taken_away;
 mod text_folder;
 mod trace;

@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 109] = pages![
+const PAGES: [(&str, &str); 110] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -117,6 +117,7 @@ const PAGES: [(&str, &str); 109] = pages![
     "schedules.md",
     "security.md",
     "token-store.md",
+    "trouble.md",
     "validation.md",
     "waiting-times.md",
     "wire-format.md",

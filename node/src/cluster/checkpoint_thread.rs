@@ -8,26 +8,32 @@
 mod aside_stores;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 use std::{io, thread};
 
 use tokio::sync::{mpsc, watch};
 use zbelastic_checkpoint::{
-    CHUNK_BYTES, CheckpointStore, CheckpointStoreError, Manifest, PieceRecord, SledStore,
+    CheckpointStore, CheckpointStoreError, Manifest, SledStore, aside_folders, collect_asides,
 };
 use zbelastic_identity::random_number;
 use zbelastic_machine::disk_usage;
 use zbelastic_machine::layer_snapshot::LayerSnapshot;
+use zbelastic_policy::aside::AsideRetention;
 use zbelastic_policy::collect::collect_garbage as collect_pieces;
+use zbelastic_policy::piece_body::PieceBody;
 use zbelastic_policy::scrub::ScrubReport;
+use zbelastic_policy::store_opening::ASIDE_MAX;
 use zbelastic_trainer::elastic::{LayerAssembler, LoadedLayer};
-use zbelastic_transport::BulkBody;
 use zbelastic_transport::bulk::BodyReader;
+use zbelastic_transport::{BulkBody, RequestReply};
 use zbelastic_types::{Bytes, Digest};
 use zbelastic_wire::document::DataName;
-use zbelastic_wire::{BulkKey, FreedSpace, NodeAnswer, PieceRef, StoreReferences};
+use zbelastic_wire::{
+    self as wire, BulkKey, CollectedSpace, CollectionRequest, FreedSpace, NodeAnswer, PieceRef,
+    StoreReferences,
+};
 
 use super::activity::WorkCounter;
 use super::data::FileBody;
@@ -147,6 +153,7 @@ pub struct CheckpointThread {
     reports: mpsc::Sender<StoreEvent>,
     store: watch::Receiver<StoreInUse>,
     scrubbed: watch::Receiver<ScrubReport>,
+    asides: watch::Receiver<AsideRetention>,
     data: PathBuf,
     moved: WorkCounter,
     time: CheckpointTime,
@@ -173,8 +180,10 @@ impl CheckpointThread {
         let metered = time.clone();
         let folder = data.clone();
         let to = reports.clone();
+        let (retention, asides) = watch::channel(AsideRetention::default());
         let work = move || {
             raise_niceness();
+            let stores = (stores, AsideStores::new(retention));
             run_thread(stores, (&in_use, &folder), &inbox, &to, (&count, &metered));
         };
         thread::Builder::new().name("store".to_owned()).spawn(work)?;
@@ -184,7 +193,7 @@ impl CheckpointThread {
         let (progress, scrubbed) = watch::channel(ScrubReport::default());
         let work = move || scrub(&read, &folder, (&to, &progress), random_number());
         thread::Builder::new().name("scrub".to_owned()).spawn(work)?;
-        Ok((Self { commands, reports, store, scrubbed, data, moved, time }, outbox))
+        Ok((Self { commands, reports, store, scrubbed, asides, data, moved, time }, outbox))
     }
 
     /// Reports work that was done beside the store's thread.
@@ -298,62 +307,13 @@ impl CheckpointThread {
     }
 }
 
-/// A piece as others fetch it: checked chunk by chunk as it is read.
-struct PieceBody {
-    store: Arc<SledStore>,
-    record: PieceRecord,
-    /// The chunk that was read last: readers go through a piece in order.
-    last: Mutex<Option<(usize, Vec<u8>)>>,
-}
-
-impl PieceBody {
-    fn new(store: Arc<SledStore>, record: PieceRecord) -> Self {
-        Self { store, record, last: Mutex::new(None) }
-    }
-
-    /// Copies from the chunk at `index`, from `start` on, as much as there is and fits.
-    fn copy(&self, index: usize, start: usize, into: &mut [u8]) -> io::Result<usize> {
-        let mut last = self.last.lock().map_err(|_| io::Error::other("a reader panicked"))?;
-        if last.as_ref().is_none_or(|(of, _)| *of != index) {
-            let hash = self.record.chunks.get(index).ok_or(io::ErrorKind::UnexpectedEof)?;
-            let mut bytes = last.take().map(|(_, bytes)| bytes).unwrap_or_default();
-            self.store.chunk_into(*hash, &mut bytes).map_err(io::Error::other)?;
-            *last = Some((index, bytes));
-        }
-        let (_, bytes) = last.as_ref().expect("read above");
-        let count = into.len().min(bytes.len().saturating_sub(start));
-        into[..count].copy_from_slice(&bytes[start..start + count]);
-        Ok(count)
-    }
-}
-
-impl BulkBody for PieceBody {
-    fn len(&self) -> u64 {
-        self.record.length
-    }
-
-    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        let mut at = offset as usize;
-        let mut done = 0;
-        while done < into.len() {
-            let count = self.copy(at / CHUNK_BYTES, at % CHUNK_BYTES, &mut into[done..])?;
-            if count == 0 {
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            }
-            (at, done) = (at + count, done + count);
-        }
-        Ok(())
-    }
-}
-
 fn run_thread(
-    mut stores: OpenStores,
+    (mut stores, mut asides): (OpenStores, AsideStores),
     (in_use, data): (&watch::Sender<StoreInUse>, &Path),
     commands: &Receiver<StoreCommand>,
     reports: &mpsc::Sender<StoreEvent>,
     (moved, time): (&WorkCounter, &CheckpointTime),
 ) {
-    let mut asides = AsideStores::default();
     while let Ok(command) = commands.recv() {
         let store = in_use.borrow().clone();
         if let (StoreCommand::Collect { referred }, Some(store)) = (&command, &store) {
@@ -467,20 +427,39 @@ fn collect(
     Ok(freed)
 }
 
-/// The same beside the event loop, as it is answered to the node that requested it.
+/// Answers a node that requested a collection.
+pub fn answer_collect(
+    checkpoint_thread: CheckpointThread,
+    (referred, form): CollectionRequest,
+    reply: RequestReply,
+) {
+    tokio::spawn(async move {
+        let outcome = collect_now(checkpoint_thread, referred).await;
+        let refused = |why| NodeAnswer::Refused { why };
+        reply.answer(wire::encode(&outcome.map_or_else(refused, form)));
+    });
+}
+
+/// The same as [`collect`] beside the event loop, and stores that were put aside.
+///
+/// # Errors
+/// Why nothing was removed, in words.
 pub async fn collect_now(
     checkpoint_thread: CheckpointThread,
     referred: StoreReferences,
-) -> NodeAnswer {
-    let Some(store) = checkpoint_thread.store() else {
-        return NodeAnswer::Refused { why: StoreWriteError::NoStore.to_string() };
+) -> Result<CollectedSpace, String> {
+    let store = checkpoint_thread.store().ok_or_else(|| StoreWriteError::NoStore.to_string())?;
+    let collect = move || {
+        let freed = collect(&*store, &checkpoint_thread.data, &referred)?;
+        let folders = aside_folders(store.folder(), ASIDE_MAX);
+        let mut retention = checkpoint_thread.asides.borrow().clone();
+        let may_go = !folders.is_empty()
+            && store.inventory().is_ok_and(|held| retention.may_go(&referred.versions, &held));
+        let asides = collect_asides(&folders, may_go);
+        Ok::<_, CheckpointStoreError>(CollectedSpace { freed, asides })
     };
-    let collect = move || collect(&*store, &checkpoint_thread.data, &referred);
-    match tokio::task::spawn_blocking(collect).await {
-        Ok(Ok(freed)) => NodeAnswer::Collected(freed),
-        Ok(Err(error)) => NodeAnswer::Refused { why: error.to_string() },
-        Err(error) => NodeAnswer::Refused { why: error.to_string() },
-    }
+    let collected = tokio::task::spawn_blocking(collect).await;
+    collected.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
 }
 
 #[cfg(test)]

@@ -362,6 +362,9 @@ impl ControllerNode {
                 }
             }
             NodeMessage::Peak { flop_per_s } => self.links.note_peak(from.node, flop_per_s),
+            NodeMessage::MachinePeak { flop_per_s } => {
+                self.links.note_machine_peak(from.node, flop_per_s);
+            }
             NodeMessage::SaveFailed(failed) => {
                 self.pieces.note_save_failed(from.node, failed, &mut self.ports);
             }

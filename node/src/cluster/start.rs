@@ -62,13 +62,22 @@ fn may_share_host() -> bool {
 /// The speed of a thread that computes on a processor, in thousandths of a reference device's.
 pub const SPEED_OF_A_THREAD: u32 = 1000;
 
+/// What is multiplied and added at best, in floating-point operations a second.
+#[derive(Clone, Copy, Debug)]
+pub struct PeakRates {
+    /// By as many cores as the worker has threads.
+    pub own: u64,
+    /// By all cores of its machine.
+    pub of_machine: u64,
+}
+
 /// The resources and settings of a worker that joins.
 #[derive(Clone, Debug)]
 pub struct WorkerProfile {
     /// Memory, speed and device of the worker.
     pub resources: Resources,
-    /// Floating-point operations a second that it multiplies and adds at best, if that was measured.
-    pub peak_flop_per_s: Option<u64>,
+    /// What it multiplies and adds at best, if that was measured.
+    pub peak: Option<PeakRates>,
     /// Paths of texts that `--data-path` named.
     pub data_paths: Vec<String>,
     /// The source of the preemption notices that it polls.
@@ -225,7 +234,7 @@ pub async fn run_worker<M: WorkerDevice>(
         boot: node_record.boot * BOOTS_PER_START,
         contact: contact(node_record, transport.local_addr()),
         resources: profile.resources,
-        peak_flop_per_s: profile.peak_flop_per_s,
+        peak: profile.peak,
         data_paths: profile.data_paths,
         node_record: node_record.clone(),
         writer: NodeRecordWriter::start(node.folder.clone()),

@@ -41,7 +41,7 @@ use zbelastic_wire::{self as wire, BulkKey, NodeMessage, NodeRequest, StoreRefer
 
 use super::background::BackgroundTasks;
 use super::blob_registry::BlobRegistry;
-use super::checkpoint_thread::{StoreEvent, collect_now};
+use super::checkpoint_thread::{StoreEvent, answer_collect};
 use super::compute::WorkerDevice;
 use super::device::{DeviceHandle, DeviceInput, DeviceOutput, StepTime};
 use super::disk_space::{DiskSpace, DiskSpaceChange, DiskSpaceWatch};
@@ -51,6 +51,7 @@ use super::peer_connections::PeerConnections;
 use super::peer_directory::PeerDirectory;
 use super::process_exit::{NodeSignal, ProcessExit};
 use super::requests;
+use super::start::PeakRates;
 use activity::WorkLog;
 use certificate::WorkerCertificate;
 use drain::{DrainAction, DrainWatch};
@@ -78,7 +79,7 @@ struct WorkerNode {
     pieces: WorkerPieces,
     disk_watch: DiskSpaceWatch,
     /// What it multiplies and adds at best, for the controllers.
-    peak_flop_per_s: Option<u64>,
+    peak: Option<PeakRates>,
     drain: DrainWatch,
 }
 
@@ -189,7 +190,7 @@ impl WorkerNode {
             job: WorkerJob::default(),
             job_store: JobStore::new(setup.cluster, setup.store_locations),
             disk_watch: DiskSpaceWatch::default(),
-            peak_flop_per_s: setup.peak_flop_per_s,
+            peak: setup.peak,
             drain: DrainWatch::default(),
         }
     }
@@ -310,6 +311,7 @@ impl WorkerNode {
             | NodeMessage::Authority(_)
             | NodeMessage::Founding { .. }
             | NodeMessage::Peak { .. }
+            | NodeMessage::MachinePeak { .. }
             | NodeMessage::Scrubbed(_) => {}
         }
     }
@@ -475,8 +477,9 @@ impl WorkerNode {
             self.ports.send_to_controllers(&NodeMessage::Scrubbed(report));
         }
         // As often: a controller that came later has it then.
-        if let Some(flop_per_s) = self.peak_flop_per_s {
-            self.ports.send_to_controllers(&NodeMessage::Peak { flop_per_s });
+        if let Some(PeakRates { own, of_machine }) = self.peak {
+            self.ports.send_to_controllers(&NodeMessage::Peak { flop_per_s: own });
+            self.ports.send_to_controllers(&NodeMessage::MachinePeak { flop_per_s: of_machine });
         }
     }
 
@@ -492,18 +495,11 @@ impl WorkerNode {
 
     /// A request arrived, from a controller or from a client.
     fn handle_request(&mut self, from: PeerIdentity, bytes: &[u8], reply: RequestReply) {
-        match NodeRequest::decode(bytes) {
-            Some(NodeRequest::Collect(referred)) if from.role == PeerRole::Controller => {
-                let checkpoint_thread = self.ports.tasks.checkpoint_thread().clone();
-                tokio::spawn(async move {
-                    reply.answer(wire::encode(&collect_now(checkpoint_thread, referred).await))
-                });
+        match NodeRequest::decode(bytes).map(NodeRequest::collection) {
+            Some(Some(collection)) if from.role == PeerRole::Controller => {
+                answer_collect(self.ports.tasks.checkpoint_thread().clone(), collection, reply);
             }
-            Some(
-                NodeRequest::Collect(_)
-                | NodeRequest::Renew { .. }
-                | NodeRequest::AuthorityKey { .. },
-            ) => drop(reply),
+            Some(_) => drop(reply),
             None => self.answer_client(from, bytes, reply),
         }
     }

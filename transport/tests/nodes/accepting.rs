@@ -351,6 +351,26 @@ async fn silent_joiners_make_room_for_one_that_speaks() {
     assert_eq!(code, zbelastic_transport::CloseCode::Crowded);
 }
 
+/// With a controller's own limits, and more silent ones from one address than it has places for them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn valid_joins_succeed_among_more_silent_joiners_than_there_are_places() {
+    const ROUNDS: usize = 3;
+    const SILENT: usize = 200;
+    let limits = TransportLimits::default();
+    assert!(ROUNDS * SILENT > limits.joiners_idle_per_address_max);
+    let site = TransportSite::new();
+    let token = JoinToken::create(PeerRole::Worker, site.authority.pin());
+    let one = controller(&site, limits).await;
+    let address = one.transport.local_addr();
+    admit_joiners(&site, one, &token);
+    let endpoint = Endpoint::client("127.0.0.1:0".parse().unwrap()).unwrap();
+    let mut silent = Vec::new();
+    for _ in 0..ROUNDS {
+        silent.extend(silent_joiners(&site, address, SILENT).await);
+        join(&endpoint, &setup(&token, address)).await.unwrap();
+    }
+}
+
 /// Handshakes that stand still at one address do not keep out others that come from the same one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn handshakes_that_stand_still_make_room_at_their_own_address() {

@@ -23,8 +23,8 @@ use zbelastic_types::{
 use zbelastic_wire::document::DataName;
 use zbelastic_wire::frames::{OutgoingMessage, outgoing};
 use zbelastic_wire::{
-    self as wire, BulkKey, FreedSpace, LayerMessage, NodeAnswer, NodeMessage, NodeRequest,
-    PieceRef, StoreReferences,
+    self as wire, BulkKey, CollectedSpace, FreedSpace, LayerMessage, NodeAnswer, NodeMessage,
+    NodeRequest, PieceRef, StoreReferences,
 };
 
 use crate::targets::node::FrameFields;
@@ -184,9 +184,12 @@ pub fn node_messages() -> Vec<Vec<u8>> {
         NodeMessage::Working { done: 70_000, activity: None },
     ];
     let answer = NodeAnswer::Collected(FreedSpace { chunks: 1, bytes: 57 });
+    let with_asides = NodeAnswer::CollectedWithAsides(CollectedSpace::default());
     let more = [
-        NodeRequest::Collect(referred).encode(),
+        NodeRequest::Collect(referred.clone()).encode(),
+        NodeRequest::CollectWithAsides(referred).encode(),
         wire::encode(&answer),
+        wire::encode(&with_asides),
         wire::encode(&BulkKey::Piece(piece())),
     ];
     messages.iter().map(wire::encode).chain(more).collect()

@@ -1,12 +1,11 @@
 //! Removes stores that were put aside, once nothing that the cluster refers to is older than the store
 //! in their place.
 
-use std::path::PathBuf;
 use std::thread::{self, JoinHandle};
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use zbelastic_checkpoint::{
-    CheckpointId, CheckpointStore, RemovedFiles, SledStore, aside_of, remove_aside,
+    AsideFiles, CheckpointId, CheckpointStore, SledStore, aside_folders, remove_aside,
 };
 use zbelastic_policy::aside::AsideRetention;
 use zbelastic_policy::store_opening::ASIDE_MAX;
@@ -17,13 +16,17 @@ use crate::cluster::stores::StoreOpenError;
 use crate::cluster::threads::raise_niceness;
 
 /// Stores that were put aside beside the one in use.
-#[derive(Default)]
 pub(super) struct AsideStores {
-    retention: AsideRetention,
+    retention: watch::Sender<AsideRetention>,
     removing: Option<JoinHandle<()>>,
 }
 
 impl AsideStores {
+    /// Publishes to `retention` what it knows of the time at which the store was begun.
+    pub(super) const fn new(retention: watch::Sender<AsideRetention>) -> Self {
+        Self { retention, removing: None }
+    }
+
     /// Removes them in a thread of its own, if they may go: thousands of files, and no piece waits.
     pub(super) fn collect(
         &mut self,
@@ -31,14 +34,14 @@ impl AsideStores {
         referred: &[CheckpointId],
         reports: &mpsc::Sender<StoreEvent>,
     ) {
-        let folders = (1..=ASIDE_MAX).map(|number| aside_of(store.folder(), number));
-        let folders: Vec<PathBuf> = folders.filter(|folder| folder.is_dir()).collect();
+        let folders = aside_folders(store.folder(), ASIDE_MAX);
         if folders.is_empty() || self.removing.as_ref().is_some_and(|thread| !thread.is_finished())
         {
             return;
         }
         let Ok(inventory) = store.inventory() else { return };
-        if !self.retention.may_go(referred, &inventory) {
+        // Nobody waits for a change of it.
+        if !self.retention.send_if_modified(|retention| retention.may_go(referred, &inventory)) {
             return;
         }
         let reports = reports.clone();
@@ -46,7 +49,7 @@ impl AsideStores {
             raise_niceness();
             for folder in folders {
                 let event = match remove_aside(&folder) {
-                    Ok(RemovedFiles { files, bytes }) => {
+                    Ok(AsideFiles { files, bytes }) => {
                         StoreEvent::Collected(FreedSpace { chunks: files, bytes })
                     }
                     Err(source) => StoreEvent::Failed {
@@ -64,11 +67,12 @@ impl AsideStores {
 
 #[cfg(test)]
 mod tests {
+    use zbelastic_checkpoint::aside_of;
     use zbelastic_types::{RunId, Step};
     use zbelastic_wire::StoreReferences;
 
     use super::*;
-    use crate::cluster::checkpoint_thread::CheckpointThread;
+    use crate::cluster::checkpoint_thread::{CheckpointThread, collect_now};
     use crate::cluster::stores::{OpenStores, StoreLocations};
     use crate::data_folder::NodeDataFolder;
 
@@ -105,5 +109,26 @@ mod tests {
         // Of the store, and of the one beside it.
         assert_eq!(freed() + freed(), 5000);
         assert!(!aside.exists() && folder.exists());
+
+        let collect_on_request = |versions: &[u64]| {
+            let at = |version: &u64| CheckpointId { run: RunId(1), version: Step(*version) };
+            let versions = versions.iter().map(at).collect();
+            let referred = StoreReferences { versions, data: None };
+            let runtime = tokio::runtime::Builder::new_current_thread().build().expect("made");
+            runtime.block_on(collect_now(checkpoint_thread.clone(), referred)).expect("a store")
+        };
+        let put_aside = || {
+            std::fs::create_dir_all(&aside).expect("made");
+            std::fs::write(aside.join("old"), [7; 300]).expect("written");
+        };
+        let files = AsideFiles { files: 1, bytes: 300 };
+        put_aside();
+        // A checkpoint that is as old as the store in their place.
+        let kept = collect_on_request(&[0, 4, 12]);
+        assert_eq!((kept.asides.removed, kept.asides.kept), (AsideFiles::default(), files));
+        assert!(aside.exists());
+        let removed = collect_on_request(&[0, 8, 12]);
+        assert_eq!((removed.asides.removed, removed.asides.kept), (files, AsideFiles::default()));
+        assert!(!aside.exists() && removed.asides.fault.is_none());
     }
 }

@@ -86,9 +86,9 @@ impl ControllerNode {
                     }
                 }
             }
-            NodeRequest::Collect(referred) => {
+            NodeRequest::Collect(_) | NodeRequest::CollectWithAsides(_) => {
                 let checkpoint_thread = self.ports.tasks.checkpoint_thread().clone();
-                return answer_collect(from, referred, checkpoint_thread, reply);
+                return answer_collect(from, request, checkpoint_thread, reply);
             }
             NodeRequest::AuthorityKey { key } => {
                 self.rotation.answer_key((from, key), self.ports.state(), &self.certificates)

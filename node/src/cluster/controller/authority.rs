@@ -119,9 +119,11 @@ impl AuthorityRotation {
             ControllerCompletion::AuthorityKey(match answer.map(|bytes| wire::decode(&bytes)) {
                 Ok(Ok(NodeAnswer::AuthorityKey(secret))) => Ok(secret),
                 Ok(Ok(NodeAnswer::Refused { why })) => Err(why),
-                Ok(Ok(NodeAnswer::Renewed { .. } | NodeAnswer::Collected(_))) => {
-                    Err("it answered something else".to_owned())
-                }
+                Ok(Ok(
+                    NodeAnswer::Renewed { .. }
+                    | NodeAnswer::Collected(_)
+                    | NodeAnswer::CollectedWithAsides(_),
+                )) => Err("it answered something else".to_owned()),
                 Ok(Err(error)) => Err(error.to_string()),
                 Err(error) => Err(error.to_string()),
             })

@@ -2,20 +2,21 @@
 
 use std::sync::Arc;
 
-use zbelastic_checkpoint::{CheckpointStore, CheckpointStoreError, SledStore};
+use zbelastic_checkpoint::{CheckpointStore, CheckpointStoreError, CollectedAsides, SledStore};
 use zbelastic_consensus::state::State;
 use zbelastic_identity::{PeerIdentity, PeerRole};
 use zbelastic_trainer::elastic::{ChainingValue, LayerImage, layer_digest, nth_moment_value};
 use zbelastic_transport::{BulkBody, BulkFetch, RequestReply, Transport};
 use zbelastic_types::{Bytes, Digest, NodeId};
 use zbelastic_wire::{
-    self as wire, BulkKey, FreedSpace, NodeAnswer, NodeRequest, PieceRef, StoreReferences,
+    self as wire, BulkKey, CollectedSpace, FreedSpace, NodeAnswer, NodeRequest, PieceRef,
+    StoreReferences,
 };
 
 use super::answers::not_found;
 use super::exports::Exports;
 use super::ports::{ControllerPorts, holders};
-use crate::cluster::checkpoint_thread::{CheckpointThread, collect_now};
+use crate::cluster::checkpoint_thread::{self, CheckpointThread, collect_now};
 use crate::cluster::requests;
 use crate::cluster::run_log::RunLog;
 use zbelastic_api::{
@@ -122,12 +123,12 @@ pub(super) fn collect_all(ports: &ControllerPorts, reply: RequestReply) {
     tokio::spawn(async move {
         let mut collected = Vec::new();
         for node in nodes {
-            let answer = if node == me {
+            let outcome = if node == me {
                 collect_now(checkpoint_thread.clone(), referred.clone()).await
             } else {
                 collect_on(&transport, node, referred.clone()).await
             };
-            collected.push(collected_on(node, answer));
+            collected.push(collection_report(node, outcome));
         }
         send(reply, &ApiAnswer::Collected(collected));
     });
@@ -136,7 +137,7 @@ pub(super) fn collect_all(ports: &ControllerPorts, reply: RequestReply) {
 /// Another controller requests that this node remove pieces that no checkpoint needs.
 pub(super) fn answer_collect(
     from: PeerIdentity,
-    referred: StoreReferences,
+    request: NodeRequest,
     checkpoint_thread: CheckpointThread,
     reply: RequestReply,
 ) {
@@ -145,9 +146,9 @@ pub(super) fn answer_collect(
         reply.answer(wire::encode(&NodeAnswer::Refused { why }));
         return;
     }
-    tokio::spawn(async move {
-        reply.answer(wire::encode(&collect_now(checkpoint_thread, referred).await))
-    });
+    if let Some(collection) = request.collection() {
+        checkpoint_thread::answer_collect(checkpoint_thread, collection, reply);
+    }
 }
 
 /// The backup that a new cluster can be begun from, by force: the job and its newest checkpoint's
@@ -171,25 +172,37 @@ pub(super) fn trace(run_log: &RunLog, offset: u64) -> ApiAnswer {
     ApiAnswer::Trace(TracePiece { total, offset, bytes })
 }
 
-async fn collect_on(transport: &Transport, node: NodeId, referred: StoreReferences) -> NodeAnswer {
-    let answer = transport.request(node, NodeRequest::Collect(referred).encode()).await;
-    let answer = answer.map_err(|error| error.to_string());
-    let answer = answer.and_then(|bytes| wire::decode(&bytes).map_err(|error| error.to_string()));
-    answer.unwrap_or_else(|why| NodeAnswer::Refused { why })
+async fn collect_on(
+    transport: &Transport,
+    node: NodeId,
+    referred: StoreReferences,
+) -> Result<CollectedSpace, String> {
+    let request = NodeRequest::CollectWithAsides(referred);
+    let answer = transport.request(node, request.encode()).await;
+    let answer = answer.map_err(|error| error.to_string())?;
+    match wire::decode(&answer).map_err(|error| error.to_string())? {
+        NodeAnswer::CollectedWithAsides(space) => Ok(space),
+        NodeAnswer::Refused { why } => Err(why),
+        NodeAnswer::Collected(_) | NodeAnswer::Renewed { .. } | NodeAnswer::AuthorityKey(_) => {
+            Err("it answered something else".to_owned())
+        }
+    }
 }
 
-fn collected_on(node: NodeId, answer: NodeAnswer) -> CollectionReport {
-    match answer {
-        NodeAnswer::Collected(FreedSpace { chunks, bytes }) => {
-            CollectionReport { node, chunks, bytes: Bytes(bytes), error: None }
-        }
-        NodeAnswer::Refused { why } => {
-            CollectionReport { node, chunks: 0, bytes: Bytes(0), error: Some(why) }
-        }
-        NodeAnswer::Renewed { .. } | NodeAnswer::AuthorityKey(_) => {
-            let error = Some("it answered something else".to_owned());
-            CollectionReport { node, chunks: 0, bytes: Bytes(0), error }
-        }
+fn collection_report(node: NodeId, outcome: Result<CollectedSpace, String>) -> CollectionReport {
+    let space = outcome.unwrap_or_else(|why| CollectedSpace {
+        asides: CollectedAsides { fault: Some(why), ..CollectedAsides::default() },
+        ..CollectedSpace::default()
+    });
+    let FreedSpace { chunks, bytes } = space.freed;
+    let CollectedAsides { removed, kept, fault } = space.asides;
+    CollectionReport {
+        node,
+        chunks,
+        bytes: Bytes(bytes),
+        aside_bytes_removed: Bytes(removed.bytes),
+        aside_bytes_kept: Bytes(kept.bytes),
+        error: fault,
     }
 }
 

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use zbelastic_policy::machine_peak::WorkerPeak;
 use zbelastic_transport::TransportPath;
 use zbelastic_types::NodeId;
 
@@ -21,6 +22,8 @@ pub(super) struct MemberLinks {
     work_status: BTreeMap<NodeId, WorkStatus>,
     /// Floating-point operations a second at best, of each worker that reported that.
     peaks: BTreeMap<NodeId, u64>,
+    /// The same of all cores of its machine.
+    machine_peaks: BTreeMap<NodeId, u64>,
 }
 
 impl MemberLinks {
@@ -33,6 +36,7 @@ impl MemberLinks {
         self.paths.remove(&node);
         self.work_status.remove(&node);
         self.peaks.remove(&node);
+        self.machine_peaks.remove(&node);
     }
 
     pub(super) fn note_received(&mut self, node: NodeId, now: Instant) {
@@ -52,9 +56,16 @@ impl MemberLinks {
         }
     }
 
-    /// Floating-point operations a second of a worker at best, if it reported that.
-    pub(super) fn peak_flop_per_s(&self, node: NodeId) -> Option<u64> {
-        self.peaks.get(&node).copied()
+    pub(super) fn note_machine_peak(&mut self, node: NodeId, flop_per_s: u64) {
+        if self.paths.contains_key(&node) {
+            self.machine_peaks.insert(node, flop_per_s);
+        }
+    }
+
+    /// What a worker on this machine multiplies and adds at best, if it reported that.
+    pub(super) fn peak(&self, node: NodeId, machine: u64) -> Option<WorkerPeak> {
+        let of_machine = self.machine_peaks.get(&node).copied();
+        self.peaks.get(&node).map(|own| WorkerPeak { machine, own: *own, of_machine })
     }
 
     /// The path of the connection to a node, if it is connected.
@@ -89,10 +100,13 @@ mod tests {
         let mut links = MemberLinks::default();
         assert!(!links.is_reachable(node, start));
         links.note_peak(node, 7);
-        assert_eq!(links.peak_flop_per_s(node), None, "it is not connected");
+        links.note_machine_peak(node, 7);
+        assert_eq!(links.peak(node, 1), None, "it is not connected");
         links.note_up(node, TransportPath::Quic);
         links.note_peak(node, 8);
-        assert_eq!(links.peak_flop_per_s(node), Some(8));
+        assert_eq!(links.peak(node, 1), Some(WorkerPeak { machine: 1, own: 8, of_machine: None }));
+        links.note_machine_peak(node, 9);
+        assert_eq!(links.peak(node, 1).and_then(|peak| peak.of_machine), Some(9));
         links.note_received(node, start);
         links.note_work(node, WorkStatus { done: 3, activity: None });
         assert!(links.is_reachable(node, start + REACHABLE - Duration::from_millis(1)));
@@ -101,7 +115,7 @@ mod tests {
         links.note_down(node);
         assert_eq!(links.path(node), None);
         assert!(links.work_status().is_empty());
-        assert_eq!(links.peak_flop_per_s(node), None);
+        assert_eq!(links.peak(node, 1), None);
         assert_eq!(links.silent_for(node, start + REACHABLE), Some(REACHABLE));
     }
 }

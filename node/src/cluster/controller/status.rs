@@ -29,6 +29,7 @@ use zbelastic_api::{
     MemberPath, MemberState, MemberStatus, PlanStatus, PromiseStatus, QuorumStatus, RotationStatus,
     RunAccepted, RunDisposition, SavingStatus, StatusReport, WrongState,
 };
+use zbelastic_policy::machine_peak::shared_peaks;
 use zbelastic_policy::tick::TICK;
 use zbelastic_timing::unix_ms;
 
@@ -177,8 +178,20 @@ impl StatusView<'_> {
     }
 
     fn members(&self) -> Vec<MemberStatus> {
-        let members = self.state().members().iter();
-        members.map(|(node, member)| self.member(*node, member)).collect()
+        let members = self.state().members();
+        let plan = self.state().plan().map(|plan| &plan.record.stages[..]).unwrap_or_default();
+        // Those that compute: the cores of one that waits are free for the others.
+        let peaks = plan.iter().filter_map(|holder| {
+            let machine = members.get(&holder.node)?.contact.place.host;
+            Some((holder.node, self.links.peak(holder.node, machine)?))
+        });
+        let shares = shared_peaks(&peaks.collect());
+        let member = |(node, member): (&NodeId, &Member)| {
+            let alone = || self.links.peak(*node, 0).map(|peak| peak.own);
+            let peak_flop_per_s = shares.get(node).copied().or_else(alone);
+            MemberStatus { peak_flop_per_s, ..self.member(*node, member) }
+        };
+        members.iter().map(member).collect()
     }
 
     fn member(&self, node: NodeId, member: &Member) -> MemberStatus {
@@ -212,7 +225,7 @@ impl StatusView<'_> {
             device: member.resources.class.to_string(),
             left_out: self.left_out(member),
             speed_permille: self.pace.speed_permille(node, member),
-            peak_flop_per_s: self.links.peak_flop_per_s(node),
+            peak_flop_per_s: None,
             memory_used: None,
             memory: member.resources.memory,
             last_heard_ms: if node == self.facts.node {

@@ -108,9 +108,11 @@ impl WorkerCertificate {
             WorkerCompletion::Certificate(match answer.map(|bytes| wire::decode(&bytes)) {
                 Ok(Ok(NodeAnswer::Renewed { chain, .. })) => Ok(chain),
                 Ok(Ok(NodeAnswer::Refused { why })) => Err(why),
-                Ok(Ok(NodeAnswer::Collected(_) | NodeAnswer::AuthorityKey(_))) => {
-                    Err("it answered something else".to_owned())
-                }
+                Ok(Ok(
+                    NodeAnswer::Collected(_)
+                    | NodeAnswer::CollectedWithAsides(_)
+                    | NodeAnswer::AuthorityKey(_),
+                )) => Err("it answered something else".to_owned()),
                 Ok(Err(error)) => Err(error.to_string()),
                 Err(error) => Err(error.to_string()),
             })

@@ -14,6 +14,7 @@ use crate::cluster::checkpoint_thread::{CheckpointThread, StoreEvent};
 use crate::cluster::journal::Journal;
 use crate::cluster::node_record::{NodeRecord, NodeRecordWriter};
 use crate::cluster::process_exit::NodeSignal;
+use crate::cluster::start::PeakRates;
 use crate::cluster::stores::StoreLocations;
 
 /// The setup that a worker is started with.
@@ -28,8 +29,8 @@ pub struct WorkerSetup {
     pub contact: Contact,
     /// Memory, speed and device that it offers.
     pub resources: Resources,
-    /// Floating-point operations a second that it multiplies and adds at best, if that was measured.
-    pub peak_flop_per_s: Option<u64>,
+    /// What it multiplies and adds at best, if that was measured.
+    pub peak: Option<PeakRates>,
     /// Paths of texts that `--data-path` named; another text is fetched from the nodes that have
     /// it.
     pub data_paths: Vec<String>,
