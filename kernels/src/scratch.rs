@@ -7,8 +7,10 @@
 
 use crate::precision::Precision;
 use crate::shapes::{AttentionShape, MatrixShape, Norm, RowsShape};
-use crate::sizes::CUDA_ALIGNMENT;
 
+/// Buffers of an NVIDIA device start on a multiple of this, which the choice of a product's
+/// algorithm relies on.
+pub(crate) const CUDA_ALIGNMENT: u64 = 256;
 /// Rows that are added up in one chain: GROUP_ROWS of `columns.cu` and `norm.cu`.
 pub(crate) const GROUP_ROWS: usize = 32;
 /// Elements that a block squares: PIECE of `optimizer.cu`.

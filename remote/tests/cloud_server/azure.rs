@@ -9,7 +9,9 @@ use ring::hmac;
 use s3s::Body;
 use zbelastic_remote::Environment;
 
-use super::{BUCKET, CloudServer, MODIFIED, Received, decode, decode_base64, etag, response};
+use super::{
+    BUCKET, CloudServer, ErrorCode, MODIFIED, Received, decode, decode_base64, etag, response,
+};
 
 const ACCOUNT: &str = "library";
 const KEY: &str = "YSBzZWNyZXQgb2YgdGhpcyB0ZXN0";
@@ -27,7 +29,7 @@ pub enum Azure {
 
 impl Azure {
     /// Whether a request is signed.
-    pub(super) fn check(self, request: &Received) -> Result<(), (u16, &'static str)> {
+    pub(super) fn check(self, request: &Received) -> Result<(), ErrorCode> {
         let is_signed = match self {
             Self::SharedKey => is_signed(request),
             Self::SharedAccessSignature => {

@@ -7,7 +7,7 @@ use std::path::Path;
 use ring::signature::{KeyPair, RSA_PKCS1_2048_8192_SHA256, RsaKeyPair, UnparsedPublicKey};
 use zbelastic_remote::Environment;
 
-use super::{CloudServer, Received, decode_base64, etag};
+use super::{CloudServer, ErrorCode, Received, decode_base64, etag};
 
 /// A key that was made for this test, without its lines of begin and end.
 const KEY: &str = include_str!("account_key.base64");
@@ -27,7 +27,7 @@ impl Google {
 
     /// Whether the request's token is signed by the account's key
     /// (<https://google.aip.dev/auth/4111>).
-    pub(super) fn check(&self, request: &Received) -> Result<(), (u16, &'static str)> {
+    pub(super) fn check(&self, request: &Received) -> Result<(), ErrorCode> {
         let Some(token) = request.header("authorization").strip_prefix("Bearer ") else {
             return Err((401, "AuthenticationRequired"));
         };

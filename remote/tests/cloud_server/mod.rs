@@ -45,6 +45,9 @@ struct State {
     ranges: Vec<usize>,
 }
 
+/// Status and code of an error.
+pub type ErrorCode = (u16, &'static str);
+
 /// A server, whose thread ends with the test's process.
 pub struct CloudServer {
     address: SocketAddr,
@@ -167,7 +170,7 @@ fn response(status: u16, body: Body) -> Response<Body> {
 }
 
 /// A response, or the status and code of an error.
-fn respond(state: &mut State, request: &Received) -> Result<Response<Body>, (u16, &'static str)> {
+fn respond(state: &mut State, request: &Received) -> Result<Response<Body>, ErrorCode> {
     if let Some(left) = state.busy.checked_sub(1) {
         state.busy = left;
         return Err((503, "ServerBusy"));
@@ -214,10 +217,7 @@ fn etag(object: &[u8]) -> String {
 }
 
 /// An object or a range of it, and the range's length.
-fn read(
-    object: &[u8],
-    request: &Received,
-) -> Result<(Response<Body>, Option<usize>), (u16, &'static str)> {
+fn read(object: &[u8], request: &Received) -> Result<(Response<Body>, Option<usize>), ErrorCode> {
     let etag = etag(object);
     if request.headers.contains_key(IF_MATCH) && request.header(IF_MATCH.as_str()) != etag {
         return Err((412, "ConditionNotMet"));
