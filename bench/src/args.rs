@@ -66,6 +66,9 @@ pub struct BenchStepArgs {
     /// Steps that count, behind one that does not.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub steps: u32,
+    /// A token store of bytes, read in turns with the text in memory: as one text, and with documents apart.
+    #[arg(long, value_name = "STORE")]
+    pub tokens: Option<PathBuf>,
     /// Print JSON.
     #[arg(long)]
     pub json: bool,

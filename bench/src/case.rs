@@ -1,11 +1,17 @@
 //! A benchmark model with its batch, its text and its weights.
 
+use std::num::NonZeroU32;
+use std::path::Path;
 use std::sync::Arc;
 
 use zbelastic_config::text::builtin;
 use zbelastic_config::{ConfigFlag, ConfigSources, load};
 use zbelastic_consensus::validation::{GuardPolicy, NonfinitePolicy};
+use zbelastic_data::cursor::CursorConfig;
+use zbelastic_data::mixture::StoreMixture;
+use zbelastic_data::store::TokenStore;
 use zbelastic_data::training_data::TrainingData;
+use zbelastic_data::window::Packing;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::data::{Corpus, CorpusConfig};
 use zbelastic_trainer::model::{MicrobatchShape, ModelConfig, initial_weights, model_layers};
@@ -148,6 +154,35 @@ impl BenchCase {
         };
         let corpus = Corpus::new(builtin::text().bytes, &cut);
         Ok(Arc::new(TrainingData::Text(corpus.map_err(|error| out_of_resource(&error))?)))
+    }
+
+    /// A token store, cut for this batch in the same way.
+    ///
+    /// # Errors
+    /// If there is none, or it is too short or of another vocabulary.
+    pub fn stored(
+        &self,
+        split: BatchSplit,
+        folder: &Path,
+        packing: Packing,
+    ) -> Result<Arc<TrainingData>, CommandFailure> {
+        let refused = |error: &dyn std::fmt::Display| {
+            let detail = FailureDetail::new(format!("--tokens: {error}"));
+            let hint = "`zbelastic data prepare` makes a store of bytes of a text";
+            CommandFailure::usage("the benchmark", vec![detail.hint(hint)])
+        };
+        let store = TokenStore::open(folder).map_err(|error| refused(&error))?;
+        let found = store.manifest().vocabulary;
+        if found as usize > self.model.vocabulary as usize {
+            return Err(refused(&format!("ids of {found} tokens, expected those of bytes")));
+        }
+        let BatchShape { microbatch, microbatch_count, .. } = self.batch(split);
+        let seed = self.seed;
+        let cut = CursorConfig { shape: microbatch, microbatch_count, held_out_share: 0.0, seed };
+        let stores = [(store.manifest(), NonZeroU32::MIN)];
+        let mixture = StoreMixture::new(stores, packing, &cut).map_err(|error| refused(&error))?;
+        mixture.provide(vec![store]);
+        Ok(Arc::new(TrainingData::Stores(mixture)))
     }
 
     /// Settings of the optimizer.

@@ -59,7 +59,9 @@ fn measure(args: &BenchMemoryArgs) -> Result<MemoryReport, CommandFailure> {
     drop(case);
     let backend = CpuBackend::new(1).map_err(|error| out_of_resource(&error))?;
     let stages = (0..args.workers).map(StageIndex);
-    let claims = stages.map(|stage| stage_memory(&backend, &setup.model, &setup.plan, stage));
+    let optimizer = setup.optimizer.kind;
+    let claim = |stage| stage_memory(&backend, &setup.model, optimizer, &setup.plan, stage);
+    let claims = stages.map(claim);
     let planned: Bytes = claims.map(|claim| claim.total()).sum();
     let interrupt = Interrupt::default();
     let job = TrainingJob { setup: Arc::new(setup), policy, corpus, threads: 1, interrupt };

@@ -35,12 +35,21 @@ impl SerialEngine {
         threads: usize,
         split: BatchSplit,
     ) -> Result<Self, CommandFailure> {
+        Self::reading(case, threads, split, case.corpus(split)?)
+    }
+
+    /// The same over other text.
+    pub fn reading(
+        case: &BenchCase,
+        threads: usize,
+        split: BatchSplit,
+        data: Arc<TrainingData>,
+    ) -> Result<Self, CommandFailure> {
         let setup = case.setup(ScheduleKind::ZbH1, 1, split, ENDLESS)?;
         let ledger = Ledger::new(setup.plan.generation, Step(0), 0);
         let leader = LeaderHalf::new(&ledger, model_size(&case.model).0, case.policy());
         let backend = CpuBackend::new(threads).map_err(|error| out_of_resource(&error))?;
-        let corpus = case.corpus(split)?;
-        let engine = StageEngine::new(Arc::new(setup), StageIndex(0), backend, corpus);
+        let engine = StageEngine::new(Arc::new(setup), StageIndex(0), backend, data);
         Ok(Self { engine: engine.map_err(|error| out_of_resource(&error))?, ledger, leader })
     }
 

@@ -1,10 +1,12 @@
 //! `bench step`: the fastest of a few training steps of one model, for comparisons that measure
-//! another program in turns with this one (`docs/compare_pytorch_cpu.py`).
+//! another program in turns with this one (`docs/compare_pytorch_cpu.py`), and what reading a token store
+//! and keeping its documents apart costs.
 
 use std::io::Write;
 use std::time::Duration;
 
 use serde::Serialize;
+use zbelastic_data::window::Packing;
 use zbelastic_kernels::CpuBackend;
 use zbelastic_machine::peak_flop_per_s;
 use zbelastic_wording::CommandError;
@@ -28,20 +30,54 @@ struct StepResult {
     /// Of the same threads, measured between the steps.
     peak_gflop_per_s: f64,
     peak_share: f64,
+    stores: Vec<StoreStep>,
 }
+
+/// The fastest step over a token store, in turns with the others.
+#[derive(Debug, Serialize)]
+struct StoreStep {
+    packing: &'static str,
+    step_ms: f64,
+    /// Beside the step over the text in memory.
+    ratio: f64,
+}
+
+/// How a store is read, by the names of `data.packing`.
+const PACKINGS: [(&str, Packing); 2] =
+    [("concat", Packing::Concat), ("documents", Packing::Documents)];
 
 /// Runs `bench step`.
 pub fn run(args: &BenchStepArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     let case = BenchCase::new(args.config)?;
     let cpu = CpuBackend::new(args.threads as usize).map_err(|error| out_of_resource(&error))?;
     let mut engine = SerialEngine::new(&case, args.threads as usize, BatchSplit::Whole)?;
+    let mut stored = Vec::new();
+    for (name, packing) in PACKINGS {
+        if let Some(folder) = &args.tokens {
+            let split = BatchSplit::Whole;
+            let data = case.stored(split, folder, packing)?;
+            let engine = SerialEngine::reading(&case, args.threads as usize, split, data)?;
+            stored.push((name, engine, Duration::MAX));
+        }
+    }
     let first = engine.steps(1);
+    for (_, engine, _) in &mut stored {
+        engine.steps(1);
+    }
     let mut best = Duration::MAX;
     let mut peak: f64 = 0.0;
     for _ in 0..args.steps {
         peak = peak.max(peak_flop_per_s(&cpu, first.min(PEAK_RUN_MAX)));
         best = best.min(engine.steps(1));
+        for (_, engine, best) in &mut stored {
+            *best = engine.steps(1).min(*best);
+        }
     }
+    let row = |(packing, _, step): &(&'static str, SerialEngine, Duration)| StoreStep {
+        packing,
+        step_ms: step.as_secs_f64() * 1e3,
+        ratio: step.as_secs_f64() / best.as_secs_f64(),
+    };
     let result = StepResult {
         config: args.config.name(),
         instructions: cpu.instruction_set().name(),
@@ -50,6 +86,7 @@ pub fn run(args: &BenchStepArgs, out: &mut dyn Write) -> Result<(), CommandError
         tokens_per_s: case.batch.tokens() as f64 / best.as_secs_f64(),
         peak_gflop_per_s: peak / 1e9,
         peak_share: case.step_flop() / best.as_secs_f64() / peak,
+        stores: stored.iter().map(row).collect(),
     };
     if args.json {
         writeln!(out, "{}", serde_json::to_string(&result).expect("numbers are JSON"))?;
@@ -62,5 +99,8 @@ pub fn run(args: &BenchStepArgs, out: &mut dyn Write) -> Result<(), CommandError
         "{config} {instructions}, {threads} threads: {step_ms:.1} ms, {tokens_per_s:.0} tok/s, \
          {share:.1} % of peak"
     )?;
+    for StoreStep { packing, step_ms, ratio } in &result.stores {
+        writeln!(out, "  over the store, {packing}: {step_ms:.1} ms, {ratio:.3} times that")?;
+    }
     Ok(())
 }

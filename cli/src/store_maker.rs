@@ -186,11 +186,17 @@ fn check_vocabulary(
     if needed <= vocabulary || !is_vocabulary_set(loaded) {
         return Ok(());
     }
+    let hint = match &loaded.config.weights {
+        WeightSource::Drawn => format!("model.vocab = {needed} or more, or leave it out"),
+        WeightSource::HuggingFace { .. } => {
+            "the tokenizer that the model was trained with".to_owned()
+        }
+    };
     let what = format!("data.tokenizer: has {needed} tokens, the model knows {vocabulary}");
     let detail = FailureDetail::new(what)
         .at(loaded.settings.origin(Key::Tokenizer).to_string())
         .why("an id is a row of the model's embedding")
-        .hint(format!("model.vocab = {needed} or more, or leave it out"));
+        .hint(hint);
     Err(CommandFailure::usage("the configuration", vec![detail]))
 }
 

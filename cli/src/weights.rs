@@ -83,8 +83,28 @@ fn failure(detail: FailureDetail) -> CommandFailure {
 }
 
 fn detail(folder: &Path, error: &WeightFolderError) -> FailureDetail {
-    let hint = "a folder with config.json and the weights in model.safetensors, or in several \
-                files with model.safetensors.index.json";
+    let hint = match error {
+        WeightFolderError::Import(ImportError::NotFinite { .. }) => {
+            "weights of an earlier step of that run, before it diverged"
+        }
+        WeightFolderError::Import(
+            ImportError::Missing { .. } | ImportError::Extra { .. } | ImportError::Shape { .. },
+        ) => "the config.json that these weights came with, or the weights that it came with",
+        WeightFolderError::Import(
+            ImportError::Format { .. }
+            | ImportError::Read { .. }
+            | ImportError::Misplaced { .. }
+            | ImportError::Twice { .. }
+            | ImportError::Type { .. }
+            | ImportError::Untied { .. },
+        )
+        | WeightFolderError::Open { .. }
+        | WeightFolderError::Index(_)
+        | WeightFolderError::Large { .. } => {
+            "a folder with config.json and the weights in model.safetensors, or in several files \
+             with model.safetensors.index.json"
+        }
+    };
     FailureDetail::new(format!("{}: {error}", folder.display())).hint(hint)
 }
 

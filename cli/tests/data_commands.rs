@@ -157,10 +157,14 @@ fn what_is_wrong_with_a_corpus_is_said_with_its_place() {
 #[test]
 fn files_of_the_store_itself_are_no_sources() {
     let site = Site::new();
-    site.write("a.txt", "one");
+    let lines: String = (0..600_000).map(|line| format!("line {line} of the corpus\n")).collect();
+    site.write("a.txt", lines);
     site.write("bad.jsonl", "{");
-    site.refused("data prepare . --to store", 2, &["bad.jsonl:1: is no JSON object"]);
-    let made = site.printed("data prepare . --to store --skip-bad");
+    site.refused("data prepare bad.jsonl --to store", 2, &["bad.jsonl:1: is no JSON object"]);
+    assert!(!site.path("store").exists(), "nothing is half written");
+    let line = "data prepare . --to store --skip-bad --shard-tokens 100000";
+    assert_eq!(end_behind_first_shard(&site, line, Signal::KILL).status.code(), None);
+    let made = site.printed(line);
     assert!(made.contains("documents  1, 1 bad ones left out"), "{made}");
     assert!(made.contains("note: left out of the sources: 1 file in store itself"), "{made}");
 }

@@ -335,19 +335,13 @@ impl ConfigBuilder<'_> {
         }
     }
 
-    /// Muon has no kernels for devices, and no definition where weights have several versions.
+    /// Muon has no definition where weights have several versions.
     fn check_optimizer(&mut self) {
         let reader = self.reader;
         if reader.choice::<OptimizerChoice>(Key::Optimizer) != OptimizerChoice::Muon {
             return;
         }
         let settings = reader.settings;
-        if reader.choice::<DeviceChoice>(Key::Device) == DeviceChoice::Cuda {
-            self.report(&[Key::Optimizer, Key::Device], |key, beside| ConfigProblem::MuonDevice {
-                at: settings.origin(key),
-                beside,
-            });
-        }
         if let ScheduleChoice::Asynchronous(kind) = reader.choice(Key::Schedule) {
             self.report(&[Key::Optimizer, Key::Schedule], |key, beside| {
                 ConfigProblem::MuonSchedule { at: settings.origin(key), kind, beside }

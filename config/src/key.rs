@@ -201,7 +201,7 @@ keys! {
     /// What first matrices begin as, PEFT's default or its gaussian; second ones begin as zeros.
     LoraInit: "lora.init", Word(words::<LoraInit>), Literal("\"kaiming\"");
 
-    /// AdamW for all, or Muon for the matrices of blocks and AdamW for the rest; Muon on processors only.
+    /// AdamW for all, or Muon for the matrices of blocks and AdamW for the rest.
     Optimizer: "optimizer.kind", Word(words::<OptimizerChoice>), Literal("\"adamw\"");
     /// Learning rate after the warm-up.
     Lr: "optimizer.lr", Number(FromZero), Literal("1e-3");

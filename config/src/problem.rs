@@ -147,13 +147,6 @@ pub enum ConfigProblem {
         /// The other values that matter, if their origin is another.
         beside: Vec<EffectiveSetting>,
     },
-    /// Muon on a device, which has no kernels for it.
-    MuonDevice {
-        /// Origin of the key's value.
-        at: SettingOrigin,
-        /// The other values that matter, if their origin is another.
-        beside: Vec<EffectiveSetting>,
-    },
     /// Muon under a schedule without steps.
     MuonSchedule {
         /// Origin of the key's value.
@@ -332,7 +325,6 @@ impl ConfigProblem {
             }
             Self::Limit { at, error, beside } => wording::limit(at, error, beside),
             Self::Precision { at, beside } => wording::precision(at, beside),
-            Self::MuonDevice { at, beside } => wording::muon_device(at, beside),
             Self::MuonSchedule { at, kind, beside } => wording::muon_schedule(at, *kind, beside),
             Self::Chunks { at, kind, chunks, beside } => {
                 wording::chunks(at, *kind, *chunks, beside)

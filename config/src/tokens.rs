@@ -163,7 +163,10 @@ impl TokensError {
                 .hint("prepare all stores of a mixture with one tokenizer"),
             Self::Vocabulary { needed, .. } => detail
                 .why("an id is a row of the model's embedding")
-                .hint(format!("model.vocab = {needed} or more, or leave it out")),
+                .hint(format!(
+                    "model.vocab = {needed} or more, or leave it out; with model.from_hf a store made with \
+                     the tokenizer of that model"
+                )),
         }
     }
 }

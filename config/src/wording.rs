@@ -344,13 +344,6 @@ pub(super) fn precision(at: &SettingOrigin, beside: &[EffectiveSetting]) -> Fail
         .hint("train.device = \"cuda\" (or --device cuda:0), or train.precision = \"f32\"")
 }
 
-pub(super) fn muon_device(at: &SettingOrigin, beside: &[EffectiveSetting]) -> FailureDetail {
-    FailureDetail::new("optimizer.kind: muon on NVIDIA devices")
-        .at(at.to_string())
-        .why(with_given("only processors have kernels for it", beside))
-        .hint("train.device = \"cpu\", or optimizer.kind = \"adamw\"")
-}
-
 pub(super) fn muon_schedule(
     at: &SettingOrigin,
     kind: AsyncKind,

@@ -31,7 +31,7 @@ use zbelastic_whole_file::{self as whole_file, LockError, holder_text};
 use crate::checked_json::{self, CheckedJsonError};
 use crate::encode::{EncodeDocuments, EncodeError};
 use crate::source::{SourceError, SourceListError, SourceListing, SourceOptions, SourceStorage};
-use crate::store::{MANIFEST_NAME, SHARD_EXTENSION, StoreManifest};
+use crate::store::{MANIFEST_NAME, SHARD_EXTENSION, StoreManifest, shard_name};
 pub use journal::JOURNAL_NAME;
 
 use encode_batch::EncodedBatch;
@@ -105,7 +105,7 @@ pub struct PrepareProgress {
     pub tokens_per_second: f64,
 }
 
-/// Why a store cannot be made. The shards that are finished are kept.
+/// Why a store cannot be made. The shards that are finished are kept, and where none is nothing is left.
 #[derive(Debug, thiserror::Error)]
 pub enum PrepareError {
     /// The sources cannot be listed.
@@ -226,6 +226,7 @@ pub fn prepare(
     }
     let mut listing = SourceListing::of(&request.entries, storage)?;
     let folder = &request.folder;
+    let was_there = folder.exists();
     fs::create_dir_all(folder).map_err(|source| write_error(folder, source))?;
     check_folder(folder)?;
     // The journal of a call that was killed looks like a file of documents.
@@ -235,7 +236,11 @@ pub fn prepare(
     check_folder(folder)?;
     let journal = open_journal(folder, request_hash(request, &listing, encoder))?;
     let writer = StoreWriter::resume(request, encoder, journal)?;
-    let manifest = write_shards(request, storage, encoder, &listing, writer, on_progress)?;
+    let made = write_shards(request, storage, encoder, &listing, writer, on_progress);
+    if made.is_err() && matches!(has_shard(folder), Ok(false)) {
+        remove_beginning(folder, was_there);
+    }
+    let manifest = made?;
     let path = folder.join(LOCK_NAME);
     fs::remove_file(&path).map_err(|source| write_error(&path, source))?;
     drop(lock);
@@ -301,6 +306,19 @@ fn has_shard(folder: &Path) -> Result<bool, PrepareError> {
         }
     }
     Ok(false)
+}
+
+/// Removes what a call has written that finished no shard, and the folder if it was not there before. What
+/// cannot be removed gives way to the next call.
+fn remove_beginning(folder: &Path, was_there: bool) {
+    let part = format!("{}.part", shard_name(0));
+    for name in [JOURNAL_NAME, &part, LOCK_NAME] {
+        // The error that ended the call is the one that is reported.
+        drop(fs::remove_file(folder.join(name)));
+    }
+    if !was_there {
+        drop(fs::remove_dir(folder));
+    }
 }
 
 fn write_shards(

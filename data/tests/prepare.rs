@@ -138,9 +138,32 @@ fn a_request_that_finished_no_shard_gives_way_to_another() {
     let expected = make_again(folder.path(), 2);
     fs::remove_dir_all(folder.path().join("store")).expect("removable");
     let larger = request(folder.path(), 2, 600_000);
-    assert!(matches!(make(&larger, 1), Err(PrepareError::Stopped)));
+    assert!(matches!(make(&larger, 8), Err(PrepareError::Stopped)));
+    for file in files(&larger.folder).into_keys().filter(|name| name.ends_with(".shard")) {
+        fs::remove_file(larger.folder.join(file)).expect("removable");
+    }
+    assert!(larger.folder.join("prepare.json").exists(), "as a call that was killed leaves it");
     make(&request(folder.path(), 2, 300_000), WITHOUT_END).expect("a store");
     assert_eq!(files(&folder.path().join("store")), expected);
+}
+
+#[test]
+fn a_call_that_finishes_no_shard_leaves_nothing() {
+    let folder = corpus();
+    let mut request = request(folder.path(), 2, 300_000);
+    assert!(matches!(make(&request, 1), Err(PrepareError::Stopped)));
+    assert!(!request.folder.exists());
+    let bad = folder.path().join("bad.jsonl");
+    fs::write(&bad, "{\"text\": \"one\"}\n{\"text\"\n").expect("writable");
+    request.entries = vec![bad.display().to_string()];
+    for is_there in [false, true] {
+        if is_there {
+            fs::create_dir(&request.folder).expect("writable");
+        }
+        assert!(matches!(make(&request, WITHOUT_END), Err(PrepareError::Source(_))));
+        assert_eq!(request.folder.exists(), is_there, "a folder of somebody's stays");
+    }
+    assert_eq!(files(&request.folder).len(), 0);
 }
 
 #[test]

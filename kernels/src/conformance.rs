@@ -34,7 +34,10 @@ pub use fingerprint::{commits_sum_what_they_leave, state_sums};
 pub use head::{head, head_ignores_rows_of_nan, head_is_stable_for_large_logits};
 pub use linear::{linear_backward, linear_forward, linear_nonfinite_stays, linear_weights};
 pub use masks::{attention_masks, attention_sees_no_other_document, masked_slices_are_the_whole};
-pub use muon::{muon_is_near_newton_schulz, muon_loads_matrices, muon_meets_the_bits};
+pub use muon::{
+    muon_is_near_newton_schulz, muon_loads_matrices, muon_meets_the_bits,
+    muon_packs_parts_of_matrices,
+};
 pub use norm::{norms, qk_norms};
 pub use optimizer::{
     adamw_loads_matrices, adamw_meets_the_bits, candidates_that_are_packed_weights, square_sums,
@@ -67,6 +70,7 @@ macro_rules! conformance {
             candidates_that_are_packed_weights, state_sums, commits_sum_what_they_leave,
             candidates_with_squares, frozen_tensors_are_left_alone, versions_meet_the_bits,
             muon_meets_the_bits, muon_is_near_newton_schulz, muon_loads_matrices,
+            muon_packs_parts_of_matrices,
             adapted_matrices, adapter_gradients, sums_of_buffers
         }
     };

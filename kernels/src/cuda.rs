@@ -33,6 +33,7 @@ pub mod limits;
 mod linear;
 mod losses;
 mod memory;
+mod muon;
 mod norm;
 mod offload;
 mod optimizer;

@@ -30,9 +30,9 @@ pub use backend::{
     AsyncOptimizer, AttentionMask, AttentionShape, Backend, BackwardEpilogue, BufferView,
     BufferViewMut, DeviceClock, DeviceMemory, EarlierSlice, EmbedGradient, ForwardEpilogue,
     IGNORED_TARGET, LayerCandidate, LinearGradient, LossScale, MatrixPart, MatrixShape,
-    MuonCoefficients, MuonMatrix, MuonOptimizer, MuonRange, NEWTON_SCHULZ_ITERATIONS, Norm,
-    NormGradient, Offload, Optimizer, PackedWeightsOptimizer, RotaryDirection, RowPositions,
-    RowsShape, SQUARE_SUM_CHUNK, SquareSum, StateRange, TensorTransfer, UpdateState,
+    MuonCoefficients, MuonMatrix, MuonRange, NEWTON_SCHULZ_ITERATIONS, Norm, NormGradient, Offload,
+    Optimizer, PackedWeightsOptimizer, RotaryDirection, RowPositions, RowsShape, SQUARE_SUM_CHUNK,
+    SquareSum, StateRange, TensorTransfer, UpdateState,
 };
 pub use cpu::{
     CPU_VARIABLE, CpuBackend, CpuBuffer, CpuMatrix, HEAD_WIDTH_MAX, HostThreads, InstructionSet,

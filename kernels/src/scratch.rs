@@ -6,8 +6,11 @@
 //! the memory counted for a stage is never outgrown.
 
 use crate::precision::Precision;
-use crate::shapes::{AttentionShape, Norm, RowsShape};
+use crate::shapes::{AttentionShape, MatrixShape, Norm, RowsShape};
 
+/// Buffers of an NVIDIA device start on a multiple of this, which the choice of a product's
+/// algorithm relies on.
+pub(crate) const CUDA_ALIGNMENT: u64 = 256;
 /// Rows that are added up in one chain: GROUP_ROWS of `columns.cu` and `norm.cu`.
 pub(crate) const GROUP_ROWS: usize = 32;
 /// Elements that a block squares: PIECE of `optimizer.cu`.
@@ -46,10 +49,12 @@ pub(crate) enum ScratchSlot {
     Timestamps,
     /// The first key of each row, of the mask that attention used last.
     FirstKeys,
+    /// A matrix on its way to Muon's direction.
+    Muon,
 }
 
 /// The number of slots.
-pub(crate) const SLOT_COUNT: usize = 8;
+pub(crate) const SLOT_COUNT: usize = 9;
 
 /// An operation that uses scratch, with the shape that determines how much.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -94,6 +99,11 @@ pub enum ScratchOperation {
         tensors: usize,
         /// The number of pieces that they are cut into.
         pieces: usize,
+    },
+    /// Muon's update of a matrix.
+    Muon {
+        /// The shape of the matrix.
+        shape: MatrixShape,
     },
     /// Timestamps of the device's clock.
     Timestamps,
@@ -144,8 +154,58 @@ impl ScratchOperation {
                 (ScratchSlot::Sums, pieces * SQUARES_BYTES),
                 (ScratchSlot::Results, tensors * SQUARES_BYTES),
             ],
+            Self::Muon { shape } => {
+                vec![(ScratchSlot::Muon, MuonScratch::new(shape, precision).bytes())]
+            }
             Self::Timestamps => vec![(ScratchSlot::Timestamps, TIMESTAMPS_MAX * TIMESTAMP_BYTES)],
         }
+    }
+}
+
+/// What Muon's update of one matrix keeps in scratch, one behind the other.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MuonScratch {
+    shape: MatrixShape,
+    precision: Precision,
+}
+
+impl MuonScratch {
+    pub(crate) const fn new(shape: MatrixShape, precision: Precision) -> Self {
+        Self { shape, precision }
+    }
+
+    /// Pieces of the matrix: PIECE of `muon.cu`.
+    pub(crate) fn pieces(self) -> usize {
+        (self.shape.outputs * self.shape.inputs).div_ceil(PIECE)
+    }
+
+    /// The matrix as floats, sums of squares of its pieces, the matrix and its product with the
+    /// polynomial in the type of activations, the Gram matrix of its shorter side, and the square of
+    /// that: bytes of each.
+    fn lens(self) -> [usize; 6] {
+        let MatrixShape { outputs, inputs } = self.shape;
+        let whole = outputs * inputs;
+        let short = outputs.min(inputs);
+        let row = self.precision.bytes();
+        let parts = [whole * 4, self.pieces() * 8, whole * row, whole * row];
+        let [floats, sums, x, product] = parts;
+        let square = short * short * row;
+        [floats, sums, x, product, square, square]
+            .map(|bytes| bytes.next_multiple_of(CUDA_ALIGNMENT as usize))
+    }
+
+    /// Where each begins.
+    pub(crate) fn offsets(self) -> [usize; 6] {
+        let mut next = 0;
+        self.lens().map(|bytes| {
+            next += bytes;
+            next - bytes
+        })
+    }
+
+    /// The bytes of all.
+    pub(crate) fn bytes(self) -> usize {
+        self.lens().iter().sum()
     }
 }
 
@@ -235,6 +295,17 @@ mod tests {
         check(ScratchOperation::squares([16_384, 16_385]), &squares);
         let sums = [(ScratchSlot::Sums, 3 * 16), (ScratchSlot::Results, 16)];
         check(ScratchOperation::state_sums([1024, 1025]), &sums);
+    }
+
+    #[test]
+    fn muon_requests_a_matrix_four_times_and_its_shorter_side_squared_twice() {
+        let shape = MatrixShape { outputs: 64, inputs: 512 };
+        // Floats, and two sums of pieces; two matrices and two squares in halves.
+        let bytes = 4 * 32_768 + 256 + 2 * 2 * 32_768 + 2 * 2 * 4096;
+        check(ScratchOperation::Muon { shape }, &[(ScratchSlot::Muon, bytes)]);
+        let scratch = MuonScratch::new(shape, Precision::F32);
+        assert_eq!(scratch.offsets()[2], 4 * 32_768 + 256);
+        assert_eq!(scratch.bytes(), 3 * 4 * 32_768 + 256 + 2 * 4 * 4096);
     }
 
     #[test]

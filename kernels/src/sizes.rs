@@ -4,12 +4,9 @@
 use crate::host_memory::block_bytes;
 use crate::panels::packed_lens;
 use crate::precision::Precision;
-use crate::scratch::{ScratchOperation, slot_bytes};
+use crate::scratch::{CUDA_ALIGNMENT, ScratchOperation, slot_bytes};
 use crate::shapes::MatrixShape;
 
-/// Buffers of an NVIDIA device start on a multiple of this, which the choice of a product's
-/// algorithm relies on.
-pub(crate) const CUDA_ALIGNMENT: u64 = 256;
 /// A driver allocates memory in pages of this size.
 const CUDA_PAGE_BYTES: u64 = 2 << 20;
 /// Workspace that the library of products may use while it multiplies, allocated when a device is

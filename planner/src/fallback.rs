@@ -90,6 +90,7 @@ impl PlannerJob {
         let PlanFallback { kinds, chunks_per_stage, grid } = fallback;
         let request = ChooseRequest {
             model: &self.model,
+            optimizer: self.optimizer,
             batch: self.batch,
             kinds,
             chunks_per_stage,

@@ -106,7 +106,8 @@ impl OfferedNodes<'_> {
     fn fitting(self, plan: Plan, stage_nodes: Vec<usize>) -> Option<RetainedPlan> {
         let Self { job, .. } = self;
         let limits = memory_limits(job.stage_bytes_max, &self.on(&stage_nodes));
-        let memory = plan_memory(&job.sizes, &job.model, &plan, copies_of(job, &plan));
+        let memory =
+            plan_memory(&job.sizes, &job.model, job.optimizer, &plan, copies_of(job, &plan));
         let mut needed = memory.iter().map(StageMemory::total).zip(limits);
         if !needed.all(|(needed, limit)| needed <= limit) {
             return None;
@@ -270,7 +271,7 @@ mod tests {
         check(&job, &place_lost, &nodes(&[2, 4]));
         let left = in_force(&job, vec![Some(0), Some(1), None, Some(2)]);
         let kept = kept(&job, &left, &three());
-        let memory = plan_memory(&job.sizes, &job.model, &kept.plan, 0);
+        let memory = plan_memory(&job.sizes, &job.model, job.optimizer, &kept.plan, 0);
         let most = memory.iter().map(StageMemory::total).max().expect("stages");
         let limited = |limit| PlannerJob { stage_bytes_max: Some(limit), ..job.clone() };
         let found = |limit| {

@@ -2,6 +2,7 @@
 //! error that says what the server has not.
 
 mod common;
+mod object_folder;
 mod s3_server;
 
 use std::fs::{self, File};
@@ -12,13 +13,13 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use common::{BytesEncoder, make};
+use object_folder::{check_object_folder, open_folder};
 use s3_server::{S3Server, SECRET};
 use tempfile::TempDir;
 use zbelastic_data::prepare::{PrepareError, PrepareRequest, prepare};
 use zbelastic_data::source::{CopyError, LocalStorage, SourceOptions, SourceStorage, copy_file};
 use zbelastic_remote::{
-    Environment, Missing, ObjectFolder, OnRetry, RemoteError, RemoteStorage, RetryEvent,
-    RetryPolicy, Scheme,
+    Environment, Missing, OnRetry, RemoteError, RemoteStorage, RetryEvent, RetryPolicy, Scheme,
 };
 
 /// A bucket `books` whose order by bytes is not that of paths, and other files beside its texts.
@@ -166,43 +167,6 @@ fn what_a_server_has_not_and_whom_it_refuses_are_told_apart() {
     server.be_busy(u32::MAX);
     let error = refused(server.environment(SECRET), "s3://books/");
     assert!(matches!(error, RemoteError::Unavailable { attempts: 3, .. }), "{error}");
-}
-
-/// Waits take no time.
-fn open_folder(place: &str, environment: &Environment) -> Result<ObjectFolder, RemoteError> {
-    let policy =
-        RetryPolicy { attempts_max: 3, wait_first: Duration::ZERO, wait_max: Duration::ZERO };
-    let on_retry: OnRetry = Arc::new(|_: RetryEvent<'_>| ControlFlow::Continue(()));
-    ObjectFolder::open(place, environment, policy, on_retry)
-}
-
-/// What a folder of objects does, wherever it is.
-fn check_object_folder(place: &str, environment: &Environment) {
-    let open = || open_folder(place, environment);
-    let folder = open().expect("a place");
-    assert_eq!(folder.list("a").expect("an empty one"), Vec::<String>::new());
-    assert_eq!(folder.get("a/1", 9).expect("it may be asked"), None);
-    let long: Vec<u8> = (0..5_000_000_u32).map(|number| number as u8).collect();
-    let objects = [("a/1", b"one".to_vec()), ("a/b/2", long), ("c/3", b"three".to_vec())];
-    for (key, bytes) in &objects {
-        folder.put(key, bytes.clone()).expect("room");
-    }
-    for (key, bytes) in &objects {
-        let read = open().expect("a place").get(key, bytes.len()).expect("it is there");
-        assert!(read.as_ref() == Some(bytes), "{key}");
-    }
-    let short = folder.get("c/3", 4).expect_err("it is longer");
-    assert!(matches!(short, RemoteError::Short { expected: 5, found: 4 }), "{short}");
-    let mut keys = folder.list("a").expect("a folder");
-    keys.sort();
-    assert_eq!(keys, ["a/1", "a/b/2"]);
-    folder.put("a/1", b"another".to_vec()).expect("it is replaced");
-    assert_eq!(folder.get("a/1", 9).expect("it is there"), Some(b"another".to_vec()));
-    for _ in 0..2 {
-        folder.remove("a/1").expect("removed, or gone");
-    }
-    assert_eq!(folder.get("a/1", 9).expect("it may be asked"), None);
-    assert_eq!(folder.list("a").expect("a folder"), ["a/b/2"]);
 }
 
 #[test]

@@ -11,7 +11,8 @@ use std::ops::Range;
 
 use zbelastic_kernels::reference::AdamWState;
 use zbelastic_kernels::{
-    Accumulate, AllocateError, Backend, BufferView, BufferViewMut, DeviceFault, LossScale,
+    Accumulate, AllocateError, Backend, BufferView, BufferViewMut, DeviceFault, DeviceSizes,
+    LossScale,
 };
 use zbelastic_types::{MicrobatchIndex, SliceIndex, Step};
 
@@ -19,8 +20,8 @@ use crate::data::{BatchSource, TokenBatch};
 use crate::digest::{StateDigest, state_digest};
 use crate::elastic::{LayerImage, layer_digest};
 use crate::model::{
-    BufferSize, Chunk, LayerRange, LayerState, Logits, PassContext, PassScratch, PassStash,
-    model_layers, slice_angles,
+    BufferSize, Chunk, LayerRange, LayerState, LayerUpdate, Logits, PassContext, PassScratch,
+    PassStash, TensorSpec, model_layers, slice_angles,
 };
 use crate::optimizer::{OptimizerUpdate, clip_coefficient, update_in_place};
 use crate::plan::{BatchShape, SliceCut};
@@ -286,7 +287,18 @@ impl<B: Backend, S: BatchSource> SerialReference<B, S> {
         let lr = optimizer.lr_at(step, *step_count);
         let update = OptimizerUpdate { config: optimizer, lr, number: self.updates, clip };
         for layer in self.model.layers_mut() {
-            for tensor in layer.spec.tensors.clone().into_iter().filter(|t| !t.is_frozen) {
+            // Products of a device are its own, and so is what Muon makes of them.
+            let of_device = match self.backend.sizes() {
+                DeviceSizes::Processors => LayerUpdate::default(),
+                DeviceSizes::Cuda(_) => update.of_layer(&layer.spec),
+            };
+            let LayerState { spec, w, m, g, .. } = &mut *layer;
+            of_device.commit_muon(&self.backend, g, [w, m]);
+            let is_done = |tensor: &TensorSpec| {
+                !of_device.muon.is_empty() && optimizer.kind.muon_momentum(spec, tensor).is_some()
+            };
+            let tensors = spec.trained_tensors().filter(|tensor| !is_done(tensor));
+            for tensor in tensors.cloned().collect::<Vec<_>>() {
                 let places = tensor.state_range();
                 let read = |buffer: &B::Buffer, range: Range<usize>| {
                     self.backend.download(BufferView::new(buffer, range))

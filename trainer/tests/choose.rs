@@ -4,6 +4,7 @@ use crate::common::{BATCH, batch_for, tiny_model};
 use zbelastic_kernels::{CpuBackend, DeviceSizes, Precision};
 use zbelastic_schedule::{GenerateError, ScheduleKind, Window};
 use zbelastic_trainer::model::{Family, MicrobatchShape, ModelConfig, model_layers};
+use zbelastic_trainer::optimizer::OptimizerKind;
 use zbelastic_trainer::plan::{
     AUTO_KINDS, BatchShape, ChooseRequest, MemoryPolicy, Pace, Plan, PlanChoice, PlanError,
     PlanPrediction, PlanRequest, ReplicaCount, ScheduleRefusal, choose, plan_period,
@@ -43,6 +44,7 @@ fn request<'a>(
 ) -> ChooseRequest<'a> {
     ChooseRequest {
         model,
+        optimizer: OptimizerKind::AdamW,
         // Lanes for both directions.
         batch: batch_for(ScheduleKind::Gems),
         kinds,
@@ -136,6 +138,7 @@ fn a_schedule_that_does_not_exist_for_a_size_is_passed_over() {
     let shape = MicrobatchShape { sequences: 2, sequence_len: 8 };
     let request = ChooseRequest {
         model: &model,
+        optimizer: OptimizerKind::AdamW,
         batch: BatchShape { microbatch: shape, microbatch_count: 5, ..BATCH },
         kinds: &AUTO_KINDS,
         chunks_per_stage: None,

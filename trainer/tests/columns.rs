@@ -13,6 +13,7 @@ use zbelastic_schedule::{ScheduleKind, SharedOrder, Window, check_size};
 use zbelastic_trainer::data::Corpus;
 use zbelastic_trainer::digest::StateDigest;
 use zbelastic_trainer::model::{Family, ModelConfig, model_layers};
+use zbelastic_trainer::optimizer::OptimizerKind;
 use zbelastic_trainer::plan::{
     BatchShape, ChooseRequest, LaneCount, LaneError, MemoryPolicy, Pace, Plan, PlanError,
     PlanRequest, ReplicaCount, choose, stage_memory,
@@ -228,7 +229,8 @@ fn a_shared_place_claims_its_state_once() {
     let size = (ScheduleKind::ZbH1, 2, 2);
     let plan = Plan::new(request(&model, batch(8), size, Window::One)).expect("it exists");
     let pace = Pace::estimated(&model, BATCH.microbatch);
-    let claim = |plan: &Plan| stage_memory(&backend, &model, plan, StageIndex(0));
+    let claim =
+        |plan: &Plan| stage_memory(&backend, &model, OptimizerKind::AdamW, plan, StageIndex(0));
     let layers = plan.chunks[0].ids().map(|layer| model_layers(&model)[layer as usize].len());
     let buffers: u64 = layers.map(|len| backend.buffer_bytes(len)).sum();
     let [alone, by_time, in_turn] = [None, Some(SharedOrder::ByTime), Some(SharedOrder::InTurn)]
@@ -295,7 +297,7 @@ fn exchanged_sums_are_claimed() {
     let claim = |replicas: u32| {
         let size = (ScheduleKind::ZbH1, 1, replicas);
         let plan = Plan::new(request(&model, batch(8), size, Window::One)).expect("it exists");
-        stage_memory(&backend, &model, &plan, StageIndex(0))
+        stage_memory(&backend, &model, OptimizerKind::AdamW, &plan, StageIndex(0))
     };
     let layers = model_layers(&model);
     let floats: usize = layers.iter().map(|layer| layer.len()).sum();
@@ -342,6 +344,7 @@ fn a_choice_of_several_pipelines_is_that_of_one_for_the_slowest() {
         let pace = Pace { speeds, ..even.clone() };
         let request = ChooseRequest {
             model: &model,
+            optimizer: OptimizerKind::AdamW,
             batch: batch(2),
             kinds: &[ScheduleKind::ZbH1, ScheduleKind::ZbAuto, ScheduleKind::ZbV],
             chunks_per_stage: None,

@@ -4,6 +4,7 @@ use crate::common::{BATCH, tiny_model};
 use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::{Family, ModelConfig};
+use zbelastic_trainer::optimizer::OptimizerKind;
 use zbelastic_trainer::plan::{
     AUTO_KINDS, Calibration, ChooseRequest, DriftJudgement, DriftSource, GAIN_MIN, MemoryPolicy,
     PERIOD_GROWTH, Pace, Plan, PlanChoice, PlanRequest, ReplanStakes, ReplicaCount, SLACK_MAX,
@@ -37,6 +38,7 @@ fn best(pace: &Pace, stage_count: u32) -> PlanChoice {
     let backend = CpuBackend::new(1).expect("one thread");
     let request = ChooseRequest {
         model: &model(),
+        optimizer: OptimizerKind::AdamW,
         batch: BATCH,
         kinds: &AUTO_KINDS,
         chunks_per_stage: None,
@@ -259,6 +261,7 @@ fn every_schedule_has_a_slack() {
     for kind in AUTO_KINDS {
         let request = ChooseRequest {
             model: &model(),
+            optimizer: OptimizerKind::AdamW,
             batch: BATCH,
             kinds: &[kind],
             chunks_per_stage: None,

@@ -218,7 +218,9 @@ fn sums_that_wait_are_claimed() {
         let plan = Plan::new(request(&model, batch(lanes), kind, 2, Window::One));
         let plan = plan.expect("the size exists");
         let stages = (0..2).map(StageIndex);
-        stages.map(|stage| stage_memory(&backend, &model, &plan, stage).state).sum()
+        stages
+            .map(|stage| stage_memory(&backend, &model, OptimizerKind::AdamW, &plan, stage).state)
+            .sum()
     };
     let one_sum: u64 =
         model_layers(&model).iter().map(|layer| backend.buffer_bytes(layer.len())).sum();

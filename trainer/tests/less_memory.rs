@@ -10,6 +10,7 @@ use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::{MemoryOp, Pass, ScheduleKind, Window, recompute};
 use zbelastic_trainer::digest::StateDigest;
 use zbelastic_trainer::model::{Family, ModelConfig, Recompute, RecomputedOps};
+use zbelastic_trainer::optimizer::OptimizerKind;
 use zbelastic_trainer::plan::{
     ChooseRequest, MemoryPolicy, Pace, PassExtent, Plan, PlanChoice, ReplicaCount, StageMemory,
     choose, plan_memory, stage_memory,
@@ -112,7 +113,13 @@ fn recomputation_takes_less_memory_and_takes_what_it_claims() {
                 let setup = Arc::new(of_plan(&model, plan));
                 let claim = |stage| {
                     let backend = CpuBackend::new(1).expect("one thread");
-                    let claim = stage_memory(&backend, &model, &setup.plan, StageIndex(stage));
+                    let claim = stage_memory(
+                        &backend,
+                        &model,
+                        OptimizerKind::AdamW,
+                        &setup.plan,
+                        StageIndex(stage),
+                    );
                     // It asserts that it allocates what is claimed.
                     BackendExecutor::new(&setup, StageIndex(stage), backend).expect("memory");
                     claim.stash
@@ -143,7 +150,7 @@ fn copies(plan: &Plan) -> usize {
 }
 
 fn memory_of(model: &ModelConfig, plan: &Plan) -> Vec<StageMemory> {
-    plan_memory(&CpuBackend::new(1).expect("one thread"), model, plan, 0)
+    plan_memory(&CpuBackend::new(1).expect("one thread"), model, OptimizerKind::AdamW, plan, 0)
 }
 
 #[test]
@@ -255,6 +262,7 @@ fn chosen(
 ) -> Option<PlanChoice> {
     let request = ChooseRequest {
         model,
+        optimizer: OptimizerKind::AdamW,
         batch: BATCH,
         kinds: &[kind],
         chunks_per_stage: None,

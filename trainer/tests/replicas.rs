@@ -12,6 +12,7 @@ use zbelastic_schedule::{GenerateError, ScheduleKind, Window};
 use zbelastic_trainer::data::Corpus;
 use zbelastic_trainer::digest::StateDigest;
 use zbelastic_trainer::model::{Family, LayerRange, LayerSpec, ModelConfig, model_layers};
+use zbelastic_trainer::optimizer::OptimizerKind;
 use zbelastic_trainer::plan::{
     BatchShape, LaneCount, LaneError, Plan, PlanError, PlanRequest, ReplicaCount, plan_memory,
     stage_memory,
@@ -296,7 +297,9 @@ fn a_stage_claims_the_state_of_both_replicas() {
         let request = request(&model, batch, kind, 3, Window::One);
         let plan = Plan::with_chunks(request, ranges.clone()).expect("a legal split");
         let stages = (0..3).map(StageIndex);
-        stages.map(|stage| stage_memory(&backend, &model, &plan, stage)).collect::<Vec<_>>()
+        stages
+            .map(|stage| stage_memory(&backend, &model, OptimizerKind::AdamW, &plan, stage))
+            .collect::<Vec<_>>()
     };
     let once = of(ScheduleKind::GPipe);
     let twice = of(ScheduleKind::Gems);
@@ -313,7 +316,10 @@ fn a_stage_claims_the_state_of_both_replicas() {
     let copies = |kind| -> Vec<Bytes> {
         let request = request(&model, BATCH, kind, 3, Window::One);
         let plan = Plan::with_chunks(request, ranges.clone()).expect("a legal split");
-        plan_memory(&backend, &model, &plan, 1).iter().map(|claim| claim.copies).collect()
+        plan_memory(&backend, &model, OptimizerKind::AdamW, &plan, 1)
+            .iter()
+            .map(|claim| claim.copies)
+            .collect()
     };
     assert_eq!(copies(ScheduleKind::Gems), copies(ScheduleKind::GPipe));
 }

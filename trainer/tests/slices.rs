@@ -10,6 +10,7 @@ use zbelastic_kernels::{BufferView, CpuBackend};
 use zbelastic_schedule::{Program, ScheduleKind, Window, check};
 use zbelastic_trainer::digest::StateDigest;
 use zbelastic_trainer::model::{Family, MicrobatchShape, ModelConfig, Recompute, RecomputedOps};
+use zbelastic_trainer::optimizer::OptimizerKind;
 use zbelastic_trainer::plan::{
     BatchShape, Pace, Plan, PlanError, PlanRequest, ReplicaCount, SLICES_OF_EQUAL_TIME_MAX,
     SliceBalance, plan_period, stage_memory,
@@ -410,7 +411,7 @@ fn slices_take_less_memory() {
     let backend = CpuBackend::new(1).expect("one thread");
     let stash = |slices| {
         let plan = Plan::new(request(&model, batch(12), 4, slices, Window::One)).expect("legal");
-        let claim = stage_memory(&backend, &model, &plan, StageIndex(0));
+        let claim = stage_memory(&backend, &model, OptimizerKind::AdamW, &plan, StageIndex(0));
         (claim.stash + claim.messages).0 as f64
     };
     let whole = stash(1);
@@ -435,7 +436,8 @@ fn slices_that_are_made_again_take_less_and_what_they_claim() {
             let setup = StageSetup { plan: plan.with_recompute(recompute), ..base };
             let claim = |stage| {
                 let backend = CpuBackend::new(1).expect("one thread");
-                let claim = stage_memory(&backend, &model, &setup.plan, stage);
+                let claim =
+                    stage_memory(&backend, &model, OptimizerKind::AdamW, &setup.plan, stage);
                 // It asserts that it allocates what is claimed.
                 BackendExecutor::new(&setup, stage, backend).expect("memory");
                 claim.stash.0

@@ -6,6 +6,7 @@ use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::{Op, ScheduleKind, Window, generate};
 use zbelastic_trainer::model::{Family, ModelConfig};
+use zbelastic_trainer::optimizer::OptimizerKind;
 use zbelastic_trainer::plan::{ChooseRequest, MemoryPolicy, Pace, Plan, ReplicaCount, choose};
 use zbelastic_trainer::reference::SerialReference;
 use zbelastic_types::{Bytes, Step};
@@ -23,6 +24,7 @@ fn chosen(
     let pace = &Pace { speeds: speeds.to_vec(), link: 2e3, ..estimated };
     let request = ChooseRequest {
         model,
+        optimizer: OptimizerKind::AdamW,
         batch: BATCH,
         kinds: &[kind],
         chunks_per_stage: None,

@@ -13,6 +13,7 @@ use zbelastic_kernels::{BufferView, CpuBackend, DeviceMemory};
 use zbelastic_schedule::{Op, Reduction, ScheduleKind, Window};
 use zbelastic_trainer::asynchronous::{AsyncPlan, AsyncPlanError};
 use zbelastic_trainer::model::{Family, ModelConfig, Recompute, model_layers, model_size};
+use zbelastic_trainer::optimizer::OptimizerKind;
 use zbelastic_trainer::plan::{Pace, Plan, plan_period, stage_memory};
 use zbelastic_trainer::random::{RandomPurpose, RandomStream};
 use zbelastic_trainer::stage::{InitialWeights, StageSetup};
@@ -181,7 +182,7 @@ fn plans_count_the_exchange() {
     let backend = CpuBackend::new(1).expect("one thread");
     let messages = |model: &ModelConfig, kind, stage| {
         let plan = plan(model, kind, 3, Window::One);
-        stage_memory(&backend, model, &plan, StageIndex(stage)).messages
+        stage_memory(&backend, model, OptimizerKind::AdamW, &plan, StageIndex(stage)).messages
     };
     let untied = tiny_model(Family::Gpt2);
     let matrix = Bytes::of_f32(3 * (model.vocabulary * model.width) as usize);

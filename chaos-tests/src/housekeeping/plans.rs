@@ -13,6 +13,7 @@ use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::{
     Family, FrozenTensors, LlamaFeatures, MicrobatchShape, ModelConfig,
 };
+use zbelastic_trainer::optimizer::OptimizerKind;
 use zbelastic_trainer::plan::{
     BatchShape, ChooseRequest, LaneCount, MemoryPolicy, Pace, Plan, ReplicaCount, SliceBalance,
     choose,
@@ -105,6 +106,7 @@ fn search(model: &ModelConfig, stage_count: u32, limits: &[Bytes]) -> FoundPlan 
     };
     let request = ChooseRequest {
         model,
+        optimizer: OptimizerKind::AdamW,
         batch,
         kinds: &KINDS,
         chunks_per_stage: None,

@@ -110,7 +110,7 @@ fn mixture_failure(error: &CursorError, config: &RunConfig) -> CommandFailure {
         CursorError::Weights { .. } => detail.hint("weights such as 3 and 1"),
         CursorError::Sources { .. } | CursorError::Shape => detail,
     };
-    CommandFailure::usage("the token stores", vec![detail])
+    CommandFailure::usage("the mixture of token stores", vec![detail])
 }
 
 impl StoresSummary {

@@ -356,6 +356,7 @@ fn choose_plan(
     let limits: Vec<Bytes> = (0..grid.workers() as usize).filter_map(limit).collect();
     let request = ChooseRequest {
         model: &config.model,
+        optimizer: config.optimizer.kind,
         batch: config.batch,
         kinds,
         chunks_per_stage: config.chunks_per_stage,

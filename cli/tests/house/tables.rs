@@ -410,7 +410,12 @@ pub const FENCES: &[Fence] = &[
     fence("rayon", &["kernels"], &[], &["kernels/src/cpu/threads.rs"]),
     fence("regex-syntax", &["tokenizer"], &[], &["tokenizer/src/byte_level/"]),
     fence("rcgen", &["identity"], &[], &["identity/src/"]),
-    fence("ring", &["identity", "transport"], &["data"], &["transport/src/", "identity/src/"]),
+    fence(
+        "ring",
+        &["identity", "transport"],
+        &["data", "remote"],
+        &["transport/src/", "identity/src/"],
+    ),
     fence(
         "rustls",
         &["identity", "transport", "remote"],

@@ -57,19 +57,20 @@ pub struct MuonRange {
     pub numbers: MuonCoefficients,
 }
 
-/// Muon on a device that has it. The momentum takes the place of AdamW's first moments; the second
+/// Muon on a device. The momentum takes the place of AdamW's first moments; the second
 /// ones are neither read nor written.
 pub trait MuonOptimizer<B, M> {
     /// The weights after the step, beside the state: reads `w`, `m` and `g` over the range and
-    /// writes `candidate` there. The matrices that lie within the range, in order, are packed into
-    /// the form that products read.
+    /// writes `candidate` there, if there is one. The matrices that lie within the range, in order, are packed
+    /// into the form that products read. Where that form is the candidate
+    /// ([`super::PackedWeightsOptimizer`]), what the range has of any of the matrices is packed.
     fn candidate(
         &self,
         run: &MuonRange,
         w: &B,
         m: &B,
         g: &B,
-        candidate: &mut B,
+        candidate: Option<&mut B>,
         matrices: &mut [MatrixPart<'_, M>],
     );
 

@@ -28,10 +28,8 @@ pub trait Optimizer: DeviceMemory {
         None
     }
 
-    /// Muon, on a device that has it.
-    fn muon_optimizer(&self) -> Option<&dyn MuonOptimizer<Self::Buffer, Self::Matrix>> {
-        None
-    }
+    /// Muon.
+    fn muon_optimizer(&self) -> &dyn MuonOptimizer<Self::Buffer, Self::Matrix>;
 
     /// The weights after an AdamW step, beside the state: reads `w`, `m`, `v`, `g` over `range`
     /// and writes `candidate` where `w` is read. The matrices, which lie within `range` in order, are packed

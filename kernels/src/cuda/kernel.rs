@@ -56,11 +56,16 @@ pub enum Kernel {
     WeightsAlong,
     TrackChange,
     PullTogether,
+    MuonLookAhead,
+    MuonNormalize,
+    MuonCombine,
+    MuonStep,
+    MuonMomentum,
 }
 
 impl Kernel {
     /// All kernels, in the order of the enum.
-    pub const ALL: [Self; 47] = [
+    pub const ALL: [Self; 52] = [
         Self::EmbedForward,
         Self::EmbedBackward,
         Self::PositionBackward,
@@ -108,6 +113,11 @@ impl Kernel {
         Self::WeightsAlong,
         Self::TrackChange,
         Self::PullTogether,
+        Self::MuonLookAhead,
+        Self::MuonNormalize,
+        Self::MuonCombine,
+        Self::MuonStep,
+        Self::MuonMomentum,
     ];
 
     const fn place(self) -> (&'static str, KernelFile) {
@@ -159,6 +169,11 @@ impl Kernel {
             Self::WeightsAlong => ("weights_along", KernelFile::Versions),
             Self::TrackChange => ("track_change", KernelFile::Versions),
             Self::PullTogether => ("pull_together", KernelFile::Versions),
+            Self::MuonLookAhead => ("muon_look_ahead", KernelFile::Muon),
+            Self::MuonNormalize => ("muon_normalize", KernelFile::Muon),
+            Self::MuonCombine => ("muon_combine", KernelFile::Muon),
+            Self::MuonStep => ("muon_step", KernelFile::Muon),
+            Self::MuonMomentum => ("muon_momentum", KernelFile::Muon),
         }
     }
 

@@ -18,7 +18,7 @@ use crate::sizes::{ByteCounts, DeviceSizes, region_bytes};
 
 /// A region is at least this large; a larger buffer gets one of its own.
 const REGION_BYTES_MIN: u64 = 32 << 20;
-pub(super) use crate::sizes::CUDA_ALIGNMENT as ALIGNMENT;
+pub(super) use crate::scratch::CUDA_ALIGNMENT as ALIGNMENT;
 
 /// The type of a buffer's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -165,7 +165,7 @@ fn pieces<'a, D: Device>(
 }
 
 /// Where the packed weights of a matrix's parameters from `start` on lie, of so many bytes each.
-fn packed_weights<D: Device>(
+pub(super) fn packed_weights<D: Device>(
     part: &MatrixPart<'_, CudaMatrix<D>>,
     start: usize,
     element: usize,

@@ -38,6 +38,8 @@ pub enum KernelFile {
     Clock,
     /// Arithmetic between versions of weights.
     Versions,
+    /// Muon.
+    Muon,
 }
 
 /// The text that every source begins with.
@@ -45,7 +47,7 @@ pub const PRELUDE: &str = include_str!("../../cu/prelude.cuh");
 
 impl KernelFile {
     /// All files of kernels.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Embed,
         Self::Norm,
         Self::Elementwise,
@@ -56,6 +58,7 @@ impl KernelFile {
         Self::Optimizer,
         Self::Clock,
         Self::Versions,
+        Self::Muon,
     ];
 
     /// Name of the file under `kernels/cu/`.
@@ -72,6 +75,7 @@ impl KernelFile {
             Self::Optimizer => "optimizer.cu",
             Self::Clock => "clock.cu",
             Self::Versions => "versions.cu",
+            Self::Muon => "muon.cu",
         }
     }
 
@@ -89,6 +93,7 @@ impl KernelFile {
             Self::Optimizer => include_str!("../../cu/optimizer.cu"),
             Self::Clock => include_str!("../../cu/clock.cu"),
             Self::Versions => include_str!("../../cu/versions.cu"),
+            Self::Muon => include_str!("../../cu/muon.cu"),
         }
     }
 

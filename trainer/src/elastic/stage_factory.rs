@@ -114,7 +114,7 @@ impl<F: BackendFactory> StageFactory for BackendStageFactory<F> {
     fn copy(&self, image: &LayerImage) -> Result<Self::Copy, AllocateError> {
         let backend = self.device.make(DeviceUse::Copy);
         let spec = model_layers(&self.model)[image.layer.index()].clone();
-        claim_copy(&backend, &spec)?;
+        claim_copy(&backend, &spec, self.optimizer.kind)?;
         let layer = LayerState::replayed(&backend, &self.model, spec, image)?;
         let optimizer = self.optimizer.clone();
         let step_count = self.step_count;

@@ -2,12 +2,9 @@
 
 use std::ops::Range;
 
-use zbelastic_kernels::{AdamWRange, Backend, BufferView, MatrixPart, MuonOptimizer, MuonRange};
+use zbelastic_kernels::{AdamWRange, Backend, BufferView, MatrixPart, MuonRange};
 
 use super::parts::LayerParts;
-
-/// Why a device has Muon.
-const HAS_MUON: &str = "a configuration with Muon names a device that has it";
 
 /// The ranges of a layer that are updated alike. Together they cover what is trained of it, and none
 /// overlaps another.
@@ -33,8 +30,32 @@ impl LayerUpdate {
     /// # Panics
     /// If it does not.
     pub(super) fn all_adamw(&self) -> &[AdamWRange] {
-        assert!(self.muon.is_empty(), "{HAS_MUON}");
+        assert!(self.muon.is_empty(), "Muon has no candidates with sums of squares");
         &self.adamw
+    }
+
+    /// Computes Muon's part of a candidate that is packed weights.
+    pub(super) fn pack_muon<B: Backend>(
+        &self,
+        backend: &B,
+        [w, m, g]: [&B::Buffer; 3],
+        matrices: &mut [MatrixPart<'_, B::Matrix>],
+    ) {
+        for run in &self.muon {
+            backend.muon_optimizer().candidate(run, w, m, g, None, matrices);
+        }
+    }
+
+    /// Commits Muon's part of such a candidate: weights and momentum, in place.
+    pub(crate) fn commit_muon<B: Backend>(
+        &self,
+        backend: &B,
+        g: &B::Buffer,
+        [w, m]: [&mut B::Buffer; 2],
+    ) {
+        for run in &self.muon {
+            backend.muon_optimizer().in_place(run, g, w, m, &mut []);
+        }
     }
 
     /// Computes weights from the gradient, and packs the matrices.
@@ -58,11 +79,11 @@ impl LayerUpdate {
             }
         }
         for run in &self.muon {
-            let optimizer = muon(backend);
+            let optimizer = backend.muon_optimizer();
             let mut within = within(&mut parts, &run.range.weights);
             match &mut target {
                 UpdateTarget::Candidate { w, m, candidate, .. } => {
-                    optimizer.candidate(run, w, m, g, candidate, &mut within);
+                    optimizer.candidate(run, w, m, g, Some(candidate), &mut within);
                 }
                 UpdateTarget::InPlace { w, m, .. } => {
                     optimizer.in_place(run, g, w, m, &mut within);
@@ -90,7 +111,7 @@ impl LayerUpdate {
             backend.adamw_commit(&range, g, numbers, m, v);
         }
         for run in &self.muon {
-            muon(backend).commit(run, g, m);
+            backend.muon_optimizer().commit(run, g, m);
         }
     }
 
@@ -100,10 +121,6 @@ impl LayerUpdate {
         let mut all = adamw.chain(self.muon.iter().map(|run| &run.range));
         all.any(|range| range.weights.start < of.end && of.start < range.weights.end)
     }
-}
-
-fn muon<B: Backend>(backend: &B) -> &dyn MuonOptimizer<B::Buffer, B::Matrix> {
-    backend.muon_optimizer().expect(HAS_MUON)
 }
 
 /// Ranges without what weight decay differs in, those that touch as one: moments are the same whether

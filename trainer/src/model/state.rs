@@ -313,9 +313,10 @@ impl<B: Backend> LayerState<B> {
         }
         let Self { parts, w, candidate, m, v, g, matrices, .. } = self;
         if let Some(optimizer) = backend.packed_weights_optimizer() {
-            let state = UpdateState { w, m, v, g };
             let mut matrices = placed(parts, matrices);
-            optimizer.candidate(update.all_adamw(), state, candidate, &mut matrices);
+            let state = UpdateState { w, m, v, g };
+            optimizer.candidate(&update.adamw, state, candidate, &mut matrices);
+            update.pack_muon(backend, [w, m, g], &mut matrices);
         } else {
             let target = UpdateTarget::Candidate { w, m, v, candidate };
             update.apply(backend, (parts, matrices), g, target);
@@ -429,13 +430,15 @@ impl<B: Backend> LayerState<B> {
         assert_eq!(self.live, LiveWeights::Candidate, "only a candidate in force is committed");
         self.settle_state(backend);
         let Self { spec, w, candidate, m, v, g, .. } = self;
-        let covers_all = spec.trained_tensors().count() == spec.tensors.len();
+        let all_trained = spec.trained_tensors().count() == spec.tensors.len();
+        let covers_all = all_trained && update.muon.is_empty();
         self.sums = match (backend.packed_weights_optimizer(), then) {
             (Some(optimizer), AfterCommit::Attest) if covers_all => {
-                Some(optimizer.commit_and_sum(update.all_adamw(), g, w, m, v))
+                Some(optimizer.commit_and_sum(&update.adamw, g, w, m, v))
             }
             (Some(optimizer), AfterCommit::Attest | AfterCommit::Nothing) => {
-                optimizer.commit(update.all_adamw(), g, w, m, v);
+                optimizer.commit(&update.adamw, g, w, m, v);
+                update.commit_muon(backend, g, [w, m]);
                 None
             }
             (None, _) => {

@@ -16,6 +16,7 @@ use super::{
     plan_memory,
 };
 use crate::model::{LayerRange, ModelConfig};
+use crate::optimizer::OptimizerKind;
 
 /// The schedules that are worth trying where none is named: those that are the fastest somewhere,
 /// or need least memory. The others come close to one of these, or are made for effects that are
@@ -41,6 +42,8 @@ pub const AUTO_KINDS: [ScheduleKind; 10] = [
 pub struct ChooseRequest<'a> {
     /// Shape of the model.
     pub model: &'a ModelConfig,
+    /// The optimizer, whose updates may need memory of a device.
+    pub optimizer: OptimizerKind,
     /// Shape of the microbatches and how many a step has.
     pub batch: BatchShape,
     /// The schedules to choose from, at least one.
@@ -254,8 +257,9 @@ fn other_orders_of_columns<B: ByteCounts>(
     let column = Plan::with_chunks(alone.of_kind(kind), chunks.clone())?;
     let column = request.memory.applied(column);
     // What the exchange of gradients takes is no limit's to give to passes.
-    let claims = plan_memory(backend, request.model, own, request.copies);
-    let claims_alone = plan_memory(backend, request.model, &column, request.copies);
+    let claims = plan_memory(backend, request.model, request.optimizer, own, request.copies);
+    let claims_alone =
+        plan_memory(backend, request.model, request.optimizer, &column, request.copies);
     let limits_of = |place: usize| {
         let places = placement.stages_per_column() as usize;
         let holders = (place..claims.len()).step_by(places);
@@ -283,7 +287,7 @@ fn judge<B: ByteCounts>(
     request: ChooseRequest<'_>,
     plan: Plan,
 ) -> Result<PlanWithMemory, ScheduleRefusal> {
-    let memory = plan_memory(backend, request.model, &plan, request.copies);
+    let memory = plan_memory(backend, request.model, request.optimizer, &plan, request.copies);
     let sizes = memory.iter().map(StageMemory::total);
     let limited = (0..).map(StageIndex).zip(sizes.clone()).zip(request.stage_bytes_max);
     let above = limited.filter(|((_, needed), limit)| needed > limit);

@@ -10,6 +10,7 @@ use super::Plan;
 use crate::model::{
     Family, LayerKind, LayerParts, LayerRange, LayerSpec, ModelConfig, PassSizes, model_layers,
 };
+use crate::optimizer::OptimizerKind;
 
 /// The memory that a stage needs of its device beside buffers.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,12 +23,18 @@ pub struct DeviceClaim {
 
 /// The memory that `stage` needs under `plan` beside buffers.
 #[must_use]
-pub fn device_claim(model: &ModelConfig, plan: &Plan, stage: StageIndex) -> DeviceClaim {
+pub fn device_claim(
+    model: &ModelConfig,
+    optimizer: OptimizerKind,
+    plan: &Plan,
+    stage: StageIndex,
+) -> DeviceClaim {
     let specs = model_layers(model);
     let layers = plan.states_at(stage).flat_map(|layers| layers.ids());
     let layers: Vec<&LayerSpec> = layers.map(|layer| &specs[layer as usize]).collect();
     let mut operations = vec![ScratchOperation::Timestamps, squares(layers.iter().copied())];
     operations.extend(layers.iter().map(|spec| state_sums(spec)));
+    add_once(&mut operations, layers.iter().flat_map(|spec| muon_updates(spec, optimizer)));
     let cut = plan.cut(model);
     let mut staging_buffers = Vec::new();
     for len in cut.lens() {
@@ -46,7 +53,11 @@ fn add_operations(
     sizes: &PassSizes<'_>,
     layers: &[&LayerSpec],
 ) {
-    for operation in layers.iter().flat_map(|spec| layer_operations(sizes, spec)) {
+    add_once(operations, layers.iter().flat_map(|spec| layer_operations(sizes, spec)));
+}
+
+fn add_once(operations: &mut Vec<ScratchOperation>, more: impl Iterator<Item = ScratchOperation>) {
+    for operation in more {
         if !operations.contains(&operation) {
             operations.push(operation);
         }
@@ -77,6 +88,16 @@ pub(super) fn squares<'a>(layers: impl IntoIterator<Item = &'a LayerSpec>) -> Sc
 /// The fingerprint of a layer's state.
 pub(super) fn state_sums(spec: &LayerSpec) -> ScratchOperation {
     ScratchOperation::state_sums(spec.tensors.iter().map(|tensor| tensor.range.len()))
+}
+
+/// Muon's updates of a layer's matrices.
+pub(super) fn muon_updates(
+    spec: &LayerSpec,
+    optimizer: OptimizerKind,
+) -> impl Iterator<Item = ScratchOperation> {
+    let matrices = spec.trained_tensors();
+    let matrices = matrices.filter(move |it| optimizer.muon_momentum(spec, it).is_some());
+    matrices.map(|tensor| ScratchOperation::Muon { shape: tensor.matrix_shape() })
 }
 
 /// The operations of a layer's passes of one length.

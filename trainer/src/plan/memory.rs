@@ -9,12 +9,13 @@ use zbelastic_kernels::{
 use zbelastic_schedule::{LivePasses, MemoryOp, Op, Pass, Program, Reduction, live_passes_on};
 use zbelastic_types::{Bytes, ChunkIndex, StageIndex};
 
-use super::device_claim::{DeviceClaim, device_claim, squares, state_sums};
+use super::device_claim::{DeviceClaim, device_claim, muon_updates, squares, state_sums};
 use super::{Plan, SliceCut};
 use crate::model::{
     BufferSize, Family, LayerRange, LayerSpec, ModelConfig, PassSizes, PassStash, Recompute,
     count_bytes, layer_bytes, model_layers, offload_sizes, replayed_bytes,
 };
+use crate::optimizer::OptimizerKind;
 
 /// Memory that a stage claims, part by part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,6 +83,7 @@ impl StageMemory {
 pub fn plan_memory<B: ByteCounts>(
     backend: &B,
     model: &ModelConfig,
+    optimizer: OptimizerKind,
     plan: &Plan,
     copies: u32,
 ) -> Vec<StageMemory> {
@@ -90,7 +92,7 @@ pub fn plan_memory<B: ByteCounts>(
     let of_chunk = |layers: &LayerRange| {
         let of_layer = |layer: u32| {
             let spec = &specs[layer as usize];
-            copy_bytes(backend, spec) + arriving_bytes(backend, spec)
+            copy_bytes(backend, spec, optimizer) + arriving_bytes(backend, spec)
         };
         layers.ids().map(of_layer).sum()
     };
@@ -106,7 +108,7 @@ pub fn plan_memory<B: ByteCounts>(
         others.remove(stage.index());
         others.sort_unstable();
         let copies = others.into_iter().rev().take(copies as usize).sum();
-        StageMemory { copies, ..stage_memory(backend, model, plan, stage) }
+        StageMemory { copies, ..stage_memory(backend, model, optimizer, plan, stage) }
     };
     stages().map(with_copies).collect()
 }
@@ -255,6 +257,7 @@ pub fn offload_claims<B: ByteCounts>(
 pub fn stage_memory<B: ByteCounts>(
     backend: &B,
     model: &ModelConfig,
+    optimizer: OptimizerKind,
     plan: &Plan,
     stage: StageIndex,
 ) -> StageMemory {
@@ -303,7 +306,9 @@ pub fn stage_memory<B: ByteCounts>(
     }
     match backend.sizes() {
         DeviceSizes::Processors => claim,
-        DeviceSizes::Cuda(_) => claim.on_device(backend, &device_claim(model, plan, stage)),
+        DeviceSizes::Cuda(_) => {
+            claim.on_device(backend, &device_claim(model, optimizer, plan, stage))
+        }
     }
 }
 
@@ -318,8 +323,9 @@ impl StageMemory {
 }
 
 /// The bytes of the copy of a layer.
-fn copy_bytes<B: ByteCounts>(backend: &B, spec: &LayerSpec) -> Bytes {
-    Bytes(backend.claim_bytes(&copy_claim(backend, spec, &copy_operations(spec))))
+fn copy_bytes<B: ByteCounts>(backend: &B, spec: &LayerSpec, optimizer: OptimizerKind) -> Bytes {
+    let operations = copy_operations(spec, optimizer);
+    Bytes(backend.claim_bytes(&copy_claim(backend, spec, &operations)))
 }
 
 /// The bytes of a copied layer's gradient until it lies in the copy: all of it may arrive during
@@ -350,16 +356,20 @@ pub(crate) fn claim_stage<B: Backend>(
 ///
 /// # Errors
 /// If the device's memory does not hold it.
-pub(crate) fn claim_copy<B: Backend>(backend: &B, spec: &LayerSpec) -> Result<(), AllocateError> {
-    let operations = copy_operations(spec);
+pub(crate) fn claim_copy<B: Backend>(
+    backend: &B,
+    spec: &LayerSpec,
+    optimizer: OptimizerKind,
+) -> Result<(), AllocateError> {
+    let operations = copy_operations(spec, optimizer);
     let claim = copy_claim(backend, spec, &operations);
     let parts = || vec![("a copy of another stage's layer", claim.buffers)];
     backend.claim(&claim).map_err(|error| error.of_parts(parts()))
 }
 
-/// The operations that run on a copy: sums of squares, and the fingerprint of its state.
-fn copy_operations(spec: &LayerSpec) -> [ScratchOperation; 2] {
-    [squares([spec]), state_sums(spec)]
+/// The operations that run on a copy: sums of squares, the fingerprint of its state, and Muon's updates.
+fn copy_operations(spec: &LayerSpec, optimizer: OptimizerKind) -> Vec<ScratchOperation> {
+    [squares([spec]), state_sums(spec)].into_iter().chain(muon_updates(spec, optimizer)).collect()
 }
 
 /// The optimizer is replayed there.

@@ -114,8 +114,9 @@ impl<B: Backend> BackendExecutor<B> {
     ) -> Result<Self, AllocateError> {
         let StageSetup { model, plan, .. } = setup;
         let (cut, microbatch) = (plan.cut(model), plan.batch.microbatch);
-        let counted = stage_memory(&backend, &setup.model, &setup.plan, stage);
-        let beside = device_claim(&setup.model, &setup.plan, stage);
+        let optimizer = setup.optimizer.kind;
+        let counted = stage_memory(&backend, model, optimizer, plan, stage);
+        let beside = device_claim(model, optimizer, plan, stage);
         let claim = claim_stage(&backend, counted, &beside)?;
         let mut allocated = Bytes(0);
         let mut make = |size: BufferSize| {

@@ -25,8 +25,8 @@ use zbelastic_schedule::{
 use zbelastic_trainer::data::{BatchSource, Corpus, CorpusConfig};
 use zbelastic_trainer::digest::{StateDigest, state_digest};
 use zbelastic_trainer::elastic::{
-    BackendCopy, BackendStageFactory, DeviceUse, FrameLimits, GradientPart, LayerCopy,
-    LayerGradient, StageFactory, layer_digest, layer_fingerprint,
+    BackendStageFactory, DeviceUse, FrameLimits, GradientPart, LayerCopy, LayerGradient,
+    StageFactory, layer_digest, layer_fingerprint,
 };
 use zbelastic_trainer::model::{
     AttentionBias, Family, FrozenTensors, LlamaFeatures, MicrobatchShape, ModelConfig, RopeScaling,
@@ -256,7 +256,7 @@ pub struct StageCluster<B: Backend = CpuBackend> {
     drawn: u64,
     halt_after: Option<u64>,
     is_apart: bool,
-    copies: BTreeMap<LayerId, BackendCopy<CpuBackend>>,
+    copies: BTreeMap<LayerId, Box<dyn LayerCopy>>,
     /// By stage, the gradients that were sent last and are not read yet.
     carried: BTreeMap<usize, Vec<Arc<LayerGradient>>>,
 }
@@ -320,9 +320,17 @@ impl<B: Backend> StageCluster<B> {
 
     /// A processor keeps a copy of each layer. The setup is that of the stages, which send
     /// gradients.
-    pub fn witnessed(mut self, setup: &StageSetup) -> Self {
+    pub fn witnessed(self, setup: &StageSetup) -> Self {
+        self.witnessed_by(setup, |_: DeviceUse| CpuBackend::new(1).expect("one thread"))
+    }
+
+    /// The same with copies on a device.
+    pub fn witnessed_by<C: Backend + 'static>(
+        mut self,
+        setup: &StageSetup,
+        device: impl Fn(DeviceUse) -> C,
+    ) -> Self {
         assert!(setup.copies_wanted, "copies follow gradients");
-        let device = |_: DeviceUse| CpuBackend::new(1).expect("one thread");
         let model = BackendStageFactory {
             model: setup.model.clone(),
             optimizer: setup.optimizer.clone(),
@@ -334,7 +342,9 @@ impl<B: Backend> StageCluster<B> {
             clock: None,
         };
         let layers = (0..model_layers(&setup.model).len() as u32).map(LayerId);
-        let copy = |layer| (layer, model.copy(&model.initial(layer)).expect("memory"));
+        let copy = |layer| -> (LayerId, Box<dyn LayerCopy>) {
+            (layer, Box::new(model.copy(&model.initial(layer)).expect("memory")))
+        };
         self.copies = layers.map(copy).collect();
         self
     }

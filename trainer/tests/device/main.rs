@@ -17,6 +17,7 @@ mod compile;
 #[allow(dead_code)]
 mod device;
 mod memory;
+mod muon;
 mod order;
 #[path = "../../../kernels/tests/emulated/races.rs"]
 mod races;

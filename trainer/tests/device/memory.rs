@@ -14,6 +14,7 @@ use zbelastic_trainer::elastic::{
 use zbelastic_trainer::model::{
     Family, LlamaFeatures, MicrobatchShape, ModelConfig, Recompute, RecomputedOps,
 };
+use zbelastic_trainer::optimizer::OptimizerKind;
 use zbelastic_trainer::plan::{
     BatchShape, Plan, PlanRequest, ReplicaCount, StageMemory, plan_memory,
 };
@@ -34,17 +35,33 @@ fn device(precision: Precision) -> Option<Arc<EmulatedDevice>> {
     EmulatedDevice::new(precision, LaneOrder::Forwards, ROOM_BYTES)
 }
 
-fn counted(model: &ModelConfig, plan: &Plan, precision: Precision) -> Vec<StageMemory> {
-    plan_memory(&DeviceSizes::Cuda(precision), model, plan, 0)
+fn counted(
+    model: &ModelConfig,
+    optimizer: OptimizerKind,
+    plan: &Plan,
+    precision: Precision,
+) -> Vec<StageMemory> {
+    plan_memory(&DeviceSizes::Cuda(precision), model, optimizer, plan, 0)
 }
 
 /// Trains under `plan`, each stage on a device of its own, and compares.
 fn check(model: &ModelConfig, plan: &Plan, precision: Precision, seed: u64) {
-    let memory = counted(model, plan, precision);
+    check_optimizer(model, OptimizerKind::AdamW, plan, (precision, seed));
+}
+
+/// The same with an optimizer.
+fn check_optimizer(
+    model: &ModelConfig,
+    optimizer: OptimizerKind,
+    plan: &Plan,
+    (precision, seed): (Precision, u64),
+) {
+    let memory = counted(model, optimizer, plan, precision);
     let Some(devices) = memory.iter().map(|_| device(precision)).collect::<Option<Vec<_>>>() else {
         return;
     };
-    let setup = setup(model.clone(), plan.clone(), 2);
+    let mut setup = setup(model.clone(), plan.clone(), 2);
+    setup.optimizer.kind = optimizer;
     let policy = policy(setup.clip_norm, NonfinitePolicy::Skip);
     let backend = |stage: StageIndex| CudaBackend::new(devices[stage.index()].clone());
     let cluster = StageCluster::on_backends(&setup, policy, seed, corpus(), backend);
@@ -78,6 +95,26 @@ fn a_run_takes_what_its_plan_counts() {
             check(&model, &plan, Precision::Bf16, seed + 1);
         }
     }
+}
+
+/// Muon's matrices on their way to a direction lie in scratch that is claimed for the largest of a stage.
+#[test]
+fn updates_by_muon_take_what_is_counted() {
+    const PAGE_BYTES: u64 = 2 << 20;
+    let muon = OptimizerKind::Muon { momentum: 0.95 };
+    for (seed, family) in (0..).zip([Family::Gpt2, Family::Llama]) {
+        let model = tiny_model(family);
+        let plan = plan(&model, ScheduleKind::ZbH1, 2, Window::One);
+        Precision::ALL.iter().for_each(|it| check_optimizer(&model, muon, &plan, (*it, seed)));
+    }
+    let (width, mlp_width) = (768, 3072);
+    let model = ModelConfig { width, head_width: 192, mlp_width, ..tiny_model(Family::Gpt2) };
+    let plan = plan(&model, ScheduleKind::ZbH1, 2, Window::One);
+    let total = |optimizer| counted(&model, optimizer, &plan, Precision::Bf16)[0].total().0;
+    let more = total(muon) - total(OptimizerKind::AdamW);
+    // The matrix in floats and twice in halves, and two squares of its shorter side; in whole pages.
+    let scratch = u64::from(width * mlp_width * (4 + 2 * 2) + 2 * width * width * 2);
+    assert!(more.abs_diff(scratch) <= PAGE_BYTES, "{more}, expected {scratch}");
 }
 
 #[test]
@@ -130,7 +167,8 @@ fn what_is_beside_buffers_is_a_few_percent() {
         replicas: ReplicaCount::ONE,
         window: Window::One,
     });
-    for memory in counted(&model, &plan.expect("legal"), Precision::Bf16) {
+    let plan = plan.expect("legal");
+    for memory in counted(&model, OptimizerKind::AdamW, &plan, Precision::Bf16) {
         let beside = memory.messages.0 + memory.fixed.0 - DeviceSizes::WORKSPACE_BYTES;
         let share = beside as f64 / memory.total().0 as f64;
         assert!(share <= BESIDE_MAX, "{memory:?}: {share}");
@@ -144,7 +182,8 @@ fn a_copy_takes_what_is_counted() {
     let Some(device) = device(Precision::Bf16) else { return };
     let of = |copies| {
         let plan = plan(&model, ScheduleKind::OneFOneB, 2, Window::Zero);
-        plan_memory(&DeviceSizes::Cuda(Precision::Bf16), &model, &plan, copies)
+        let adamw = OptimizerKind::AdamW;
+        plan_memory(&DeviceSizes::Cuda(Precision::Bf16), &model, adamw, &plan, copies)
     };
     assert_eq!(of(0)[0].copies, Bytes(0));
     let setup = setup(model.clone(), plan(&model, ScheduleKind::OneFOneB, 2, Window::Zero), 1);
@@ -186,7 +225,7 @@ fn a_copy_takes_what_is_counted() {
 fn a_stage_that_memory_does_not_hold_is_refused_part_by_part() {
     let model = tiny_model(Family::Gpt2);
     let plan = plan(&model, ScheduleKind::OneFOneB, 2, Window::Zero);
-    let needed = counted(&model, &plan, Precision::F32)[0];
+    let needed = counted(&model, OptimizerKind::AdamW, &plan, Precision::F32)[0];
     let needed_bytes = needed.total().0 - DeviceSizes::WORKSPACE_BYTES;
     let build = |memory_bytes| {
         let device = EmulatedDevice::new(Precision::F32, LaneOrder::Forwards, memory_bytes)?;

@@ -221,6 +221,7 @@ impl<'a> StageMachines<'a> {
         };
         let request = ChooseRequest {
             model: &config.model,
+            optimizer: config.optimizer.kind,
             batch: config.batch,
             kinds,
             chunks_per_stage,

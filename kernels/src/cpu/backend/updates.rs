@@ -33,8 +33,8 @@ impl Optimizer for CpuBackend {
         fingerprint::state_sums(self, [w, m, v].map(CpuBuffer::as_slice)).into()
     }
 
-    fn muon_optimizer(&self) -> Option<&dyn MuonOptimizer<CpuBuffer, CpuMatrix>> {
-        Some(self)
+    fn muon_optimizer(&self) -> &dyn MuonOptimizer<CpuBuffer, CpuMatrix> {
+        self
     }
 
     fn adamw_candidate(
@@ -117,13 +117,19 @@ impl MuonOptimizer<CpuBuffer, CpuMatrix> for CpuBackend {
         w: &CpuBuffer,
         m: &CpuBuffer,
         g: &CpuBuffer,
-        candidate: &mut CpuBuffer,
+        candidate: Option<&mut CpuBuffer>,
         matrices: &mut [MatrixPart<'_, CpuMatrix>],
     ) {
-        let candidate = &mut candidate.as_mut_slice()[run.range.weights.clone()];
-        let operands = muon_operands(run, [w, m, g]);
-        muon::candidate(self, run, operands, candidate);
-        load(self, &run.range.weights, candidate, matrices);
+        let mut own = Vec::new();
+        let stepped = match candidate {
+            Some(candidate) => &mut candidate.as_mut_slice()[run.range.weights.clone()],
+            None => {
+                own.resize(run.range.len(), 0.0);
+                &mut own[..]
+            }
+        };
+        muon::candidate(self, run, muon_operands(run, [w, m, g]), stepped);
+        load(self, &run.range.weights, stepped, matrices);
     }
 
     fn commit(&self, run: &MuonRange, g: &CpuBuffer, m: &mut CpuBuffer) {

@@ -1,13 +1,15 @@
-//! The operations of [`Optimizer`], [`AsyncOptimizer`] and [`PackedWeightsOptimizer`] on a device, each
-//! called in the module that implements it.
+//! The operations of [`Optimizer`], [`MuonOptimizer`], [`AsyncOptimizer`] and
+//! [`PackedWeightsOptimizer`] on a device, each called in the module that implements it.
 
 use super::super::device::Device;
 use super::super::memory::CudaBuffer;
+use super::super::muon::{self, MuonTarget};
 use super::super::{optimizer, squares, state_sums, versions};
 use super::{CudaBackend, CudaMatrix};
 use crate::backend::{
     AdamWCoefficients, AdamWRange, AsyncOptimizer, BufferView, LayerCandidate, MatrixPart,
-    Optimizer, PackedWeightsOptimizer, Pending, SquareSum, StateRange, UpdateState,
+    MuonOptimizer, MuonRange, Optimizer, PackedWeightsOptimizer, Pending, SquareSum, StateRange,
+    UpdateState,
 };
 
 impl<D: Device> Optimizer for CudaBackend<D> {
@@ -33,6 +35,10 @@ impl<D: Device> Optimizer for CudaBackend<D> {
         &self,
     ) -> Option<&dyn PackedWeightsOptimizer<CudaBuffer<D>, CudaMatrix<D>>> {
         Some(self)
+    }
+
+    fn muon_optimizer(&self) -> &dyn MuonOptimizer<CudaBuffer<D>, CudaMatrix<D>> {
+        self
     }
 
     fn adamw_candidate(
@@ -77,6 +83,38 @@ impl<D: Device> Optimizer for CudaBackend<D> {
         let state = optimizer::InPlaceState { w: Some(w), m, v };
         let runs = optimizer::run(range, numbers);
         self.run(|| optimizer::in_place(self, &runs, g, &state, matrices));
+    }
+}
+
+impl<D: Device> MuonOptimizer<CudaBuffer<D>, CudaMatrix<D>> for CudaBackend<D> {
+    fn candidate(
+        &self,
+        run: &MuonRange,
+        w: &CudaBuffer<D>,
+        m: &CudaBuffer<D>,
+        g: &CudaBuffer<D>,
+        candidate: Option<&mut CudaBuffer<D>>,
+        matrices: &mut [MatrixPart<'_, CudaMatrix<D>>],
+    ) {
+        let target = candidate.map_or(MuonTarget::Packed, |buffer| MuonTarget::Beside(buffer));
+        self.run(|| muon::step(self, run, [w, m, g], &target, matrices));
+    }
+
+    fn commit(&self, run: &MuonRange, g: &CudaBuffer<D>, m: &mut CudaBuffer<D>) {
+        self.run(|| muon::commit(self, run, g, m));
+    }
+
+    fn in_place(
+        &self,
+        run: &MuonRange,
+        g: &CudaBuffer<D>,
+        w: &mut CudaBuffer<D>,
+        m: &mut CudaBuffer<D>,
+        matrices: &mut [MatrixPart<'_, CudaMatrix<D>>],
+    ) {
+        let target = MuonTarget::InPlace;
+        self.run(|| muon::step(self, run, [w, m, g], &target, matrices));
+        self.run(|| muon::commit(self, run, g, m));
     }
 }
 

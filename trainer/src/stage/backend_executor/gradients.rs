@@ -41,9 +41,11 @@ impl<B: Backend> GradientExecutor for BackendExecutor<B> {
         square_sums(&self.backend, self.layers())
     }
 
-    /// Not where updates are timed: each part is timed alone.
+    /// Not where updates are timed, where each part is timed alone, and not with Muon, whose candidates
+    /// are more than a read of the gradient.
     fn square_sums_ahead(&mut self, request: UpdateRequest) -> Vec<TensorSum> {
-        if self.backend.packed_weights_optimizer().is_none() || self.timer.is_timed() {
+        let is_packed = self.backend.packed_weights_optimizer().is_some();
+        if !is_packed || self.timer.is_timed() || !self.optimizer.kind.is_adamw() {
             return self.square_sums();
         }
         self.bring_first_replica();
