@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 109] = pages![
+const PAGES: [(&str, &str); 110] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -112,6 +112,7 @@ const PAGES: [(&str, &str); 109] = pages![
     "numerics.md",
     "page.md",
     "quality.md",
+    "replicas-compared.md",
     "run-folder.md",
     "schedule-ir.md",
     "schedules.md",
