@@ -117,6 +117,8 @@ pub enum Marker {
     Rerouted,
     /// The same where the worker was about to go.
     DrainRerouted,
+    /// The same where several others each went on with a part of it.
+    PlaceSplit,
     /// A worker that joined got a place that another shared, and those that were there kept their layers.
     PlaceGiven,
     /// A plan in which workers stood in several replicas was followed by one in which none does.
@@ -132,7 +134,7 @@ pub enum Marker {
 
 impl Marker {
     /// All markers, in the order of the report.
-    pub const ALL: [Self; 59] = [
+    pub const ALL: [Self; 60] = [
         Self::Clipped,
         Self::Skipped,
         Self::Replayed,
@@ -187,6 +189,7 @@ impl Marker {
         Self::PipelineLost,
         Self::Rerouted,
         Self::DrainRerouted,
+        Self::PlaceSplit,
         Self::PlaceGiven,
         Self::Unshared,
         Self::TiedAcrossStages,
@@ -198,7 +201,7 @@ impl Marker {
     pub const EXCUSED: [Self; 2] = [Self::WitnessLost, Self::Halted];
 
     /// Those that few lives show as they are drawn. A campaign of lives with several pipelines does.
-    pub const OF_PIPELINES: [Self; 1] = [Self::DrainRerouted];
+    pub const OF_PIPELINES: [Self; 2] = [Self::DrainRerouted, Self::PlaceSplit];
 
     /// Those that must have been seen.
     pub fn expected() -> impl Iterator<Item = Self> {

@@ -30,7 +30,7 @@ use zbelastic_consensus::plan::PlanRecord;
 use zbelastic_consensus::raft::RaftSetup;
 use zbelastic_consensus::state::{State, copied_layers};
 use zbelastic_consensus::validation::{GradientReport, GuardPolicy, NonfinitePolicy, TensorSum};
-use zbelastic_schedule::{LowerOptions, ScheduleKind, Window, generate, lower};
+use zbelastic_schedule::{LowerOptions, ScheduleKind, Window, generate, lower, side_by_side};
 use zbelastic_types::{
     Bytes, ClusterId, Digest, LayerId, LayerRange, NodeId, StageIndex, TensorIndex,
 };
@@ -113,7 +113,7 @@ impl LeaderLoad {
     }
 
     /// Workers come, are given a plan, and run it. What that takes is left out of the steps.
-    fn begin(&mut self, nodes: &[NodeId], spec: JobSpec) -> Arc<PlanRecord> {
+    fn begin(&mut self, nodes: &[NodeId], spec: JobSpec, replicas: u32) -> Arc<PlanRecord> {
         while self.core.duties().is_none() {
             self.handle(Input::Tick);
         }
@@ -123,7 +123,7 @@ impl LeaderLoad {
         while self.core.state().plan().is_none() {
             self.handle(Input::Tick);
             for request in std::mem::take(&mut self.solves) {
-                let solution = Box::new(Ok(solution(workers)));
+                let solution = Box::new(Ok(solution(workers, replicas)));
                 self.handle(Input::Solved { number: request.number, solution });
             }
             for (node, index) in std::mem::take(&mut self.inventory_requests) {
@@ -165,7 +165,7 @@ impl LeaderLoad {
         (0..BEATS).for_each(|_| self.beat(plan));
         for stage in plan.stage_indices() {
             let sums = sums(&spec, plan, stage);
-            let is_head = stage.index() + 1 == plan.stages.len();
+            let is_head = stage.0 + 1 == plan.program.placement.stages_per_column();
             let loss_sum = is_head.then_some(2.0);
             let state = Vec::new();
             let report = GradientReport { turn, stage, sums: sums.clone(), loss_sum };
@@ -180,7 +180,11 @@ impl LeaderLoad {
     }
 }
 
+/// Stages of the first pipeline report sums; others have the same layers.
 fn sums(spec: &JobSpec, plan: &PlanRecord, stage: StageIndex) -> Vec<TensorSum> {
+    if plan.program.placement.table().place_of(stage) != stage {
+        return Vec::new();
+    }
     let layers = plan.layers_of(stage).collect();
     let tensors = spec.tensors_of(&layers).into_iter().flatten();
     let sum = |tensor| TensorSum { tensor: TensorIndex(tensor), square_sum: 0.01, nonfinite: 0 };
@@ -218,7 +222,7 @@ fn credential(node: NodeId) -> Credential {
     }
 }
 
-fn spec(workers: u32, step_count: u64) -> JobSpec {
+fn spec(workers: u32, replicas: u32, step_count: u64) -> JobSpec {
     let policy = GuardPolicy {
         clip_norm: Some(1.0),
         nonfinite: NonfinitePolicy::Skip,
@@ -231,7 +235,7 @@ fn spec(workers: u32, step_count: u64) -> JobSpec {
         from: None,
         config: Digest([9; 32]),
         document: vec![b'#'; 4096],
-        layer_tensors: vec![TENSORS; (workers * LAYERS) as usize],
+        layer_tensors: vec![TENSORS; (workers / replicas * LAYERS) as usize],
         layer_bytes: Vec::new(),
         microbatch_count: 2 * workers,
         step_count,
@@ -250,13 +254,18 @@ fn spec(workers: u32, step_count: u64) -> JobSpec {
     }
 }
 
-/// What a solver returns: the schedule that copes best with many stages.
-fn solution(workers: u32) -> PlanSolution {
-    let compute = generate(ScheduleKind::ZbH1, workers, 2 * workers).expect("the size is legal");
+/// What a solver returns: the schedule that copes best with many stages, in so many pipelines.
+fn solution(workers: u32, replicas: u32) -> PlanSolution {
+    let stages = workers / replicas;
+    let column = generate(ScheduleKind::ZbH1, stages, 2 * stages).expect("the size is legal");
+    let compute = side_by_side(&vec![column; replicas as usize]).expect("a power of two");
     let options = LowerOptions { window: Window::One, early_head_weights: false };
     PlanSolution {
         program: lower(&compute, options),
-        chunks: (0..workers).map(|at| LayerRange::new(at * LAYERS, (at + 1) * LAYERS)).collect(),
+        chunks: (0..stages)
+            .map(|at| LayerRange::new(at * LAYERS, (at + 1) * LAYERS))
+            .collect::<Vec<_>>()
+            .repeat(replicas as usize),
         stage_nodes: (0..workers as usize).collect(),
         op_ticks_max: 1_000_000,
     }
@@ -264,11 +273,13 @@ fn solution(workers: u32) -> PlanSolution {
 
 fn main() {
     let steps: u64 = std::env::args().nth(1).and_then(|count| count.parse().ok()).unwrap_or(200);
-    println!("workers  us a step  us a worker  bytes a step  messages   to begin: ms     bytes");
-    for workers in [16, 64, 256] {
+    println!(
+        "workers  pipelines  us a step  us a worker  bytes a step  messages   to begin: ms     bytes"
+    );
+    for (workers, replicas) in [(16, 1), (64, 1), (256, 1), (64, 4), (256, 4), (256, 16)] {
         let nodes: Vec<NodeId> = (0..u64::from(workers)).map(|at| NodeId(100 + at)).collect();
         let mut load = LeaderLoad::new(&nodes);
-        let plan = load.begin(&nodes, spec(workers, 2 * steps));
+        let plan = load.begin(&nodes, spec(workers, replicas, 2 * steps), replicas);
         let begin_ms = load.busy.as_secs_f64() * 1e3;
         let begin_bytes = load.bytes;
         (load.busy, load.sent, load.bytes) = (Duration::ZERO, 0, 0);
@@ -278,7 +289,7 @@ fn main() {
         let sent = load.sent / steps;
         let each = us / f64::from(workers);
         println!(
-            "{workers:>7}  {us:>9.0}  {each:>11.2}  {bytes:>12}  {sent:>8}  {begin_ms:>13.1}  \
+            "{workers:>7}  {replicas:>9}  {us:>9.0}  {each:>11.2}  {bytes:>12}  {sent:>8}  {begin_ms:>13.1}  \
              {begin_bytes:>8}"
         );
     }

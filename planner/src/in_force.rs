@@ -14,7 +14,7 @@ use zbelastic_types::StageIndex;
 use crate::estimate::PaceEstimate;
 use crate::fallback::PlannerJob;
 use crate::node_choices::{NodeResources, memory_limits};
-use crate::successor::Departure;
+use crate::successor::{Departure, is_shorter};
 
 /// A plan in force on some nodes, with the time of its steps.
 #[derive(Clone, Debug)]
@@ -54,17 +54,46 @@ pub(crate) fn retained_plans(
     if record.window() != Some(window) {
         return RetainedPlans::default();
     }
-    let plan = Plan::of_record(record, job.batch, job.memory.recompute);
+    let before = Plan::of_record(record, job.batch, job.memory.recompute);
     let offered = OfferedNodes { job, nodes, estimate };
     let stays = |stages: &[StageIndex]| -> Vec<usize> {
         stages.iter().filter_map(|stage| in_force.stage_nodes[stage.index()]).collect()
     };
     let pace = |stages: &[StageIndex]| offered.pace(&stays(stages));
-    let rerouted = plan.rerouted(&in_force.departed(), pace, SharedOrder::ByTime);
+    let rerouted = before.rerouted(&in_force.departed(), pace, SharedOrder::ByTime);
     let Ok(Reroute { plan, stages }) = rerouted else { return RetainedPlans::default() };
     let stay = stays(&stages);
     let refilled = offered.refilled(&plan, &stay);
-    RetainedPlans { kept: offered.fitting(plan, stay), refilled }
+    let kept = offered.fitting(plan, stay);
+    let departed = in_force.departed();
+    if departed.is_empty() {
+        return RetainedPlans { kept, refilled };
+    }
+    let halved = |plan: &Plan| {
+        let halved = plan.halved()?;
+        let Reroute { plan, stages } =
+            halved.rerouted(&departed, pace, SharedOrder::ByTime).ok()?;
+        Some((halved, offered.fitting(plan, stays(&stages))?))
+    };
+    RetainedPlans { kept: kept.map(|kept| shortest_of_halves(kept, &before, halved)), refilled }
+}
+
+/// The plan on those that stay, or one with columns cut in two, and in two again, as long as that makes its
+/// step shorter by a share: it needs more memory.
+fn shortest_of_halves(
+    kept: RetainedPlan,
+    before: &Plan,
+    halved: impl Fn(&Plan) -> Option<(Plan, RetainedPlan)>,
+) -> RetainedPlan {
+    let mut shortest = kept;
+    let mut next = halved(before);
+    while let Some((before, found)) = next
+        && is_shorter(found.period, shortest.period)
+    {
+        shortest = found;
+        next = halved(&before);
+    }
+    shortest
 }
 
 /// The nodes of a request, and what is known of their pace.
@@ -151,7 +180,11 @@ mod tests {
 
     /// The plan of two pipelines of two stages each, of which these stages' holders are left.
     fn in_force(job: &PlannerJob, stage_nodes: Vec<Option<usize>>) -> PlanInForce {
-        let found = search().solve(job, Window::One, &nodes(&[1, 2, 3, 4])).expect("it fits");
+        in_force_on(job, &[1, 2, 3, 4], stage_nodes)
+    }
+
+    fn in_force_on(job: &PlannerJob, on: &[u64], stage_nodes: Vec<Option<usize>>) -> PlanInForce {
+        let found = search().solve(job, Window::One, &nodes(on)).expect("it fits");
         let record = PlanRecord {
             generation: Generation(1),
             stages: Vec::new(),
@@ -206,6 +239,45 @@ mod tests {
         let anew = choice.cut_anew.expect("there is another");
         assert!(anew < kept, "three stages share the work more evenly: {anew} of {kept}");
         assert_eq!((choice.chosen, choice.refilled), (PlanSuccessor::Kept, None));
+    }
+
+    /// Of four pipelines two others run a half each of what a lost worker did, if there are lanes for it and
+    /// memory; who joins has both then, and the plan is that of before.
+    #[test]
+    fn a_lost_place_is_dealt_to_several_others() {
+        let replicas = Some(ReplicaCount::new(4).expect("a power of two"));
+        let lanes = |count| {
+            let lanes = LaneCount::new(count).expect("a power of two");
+            let batch = BatchShape { lanes, microbatch_count: 16, ..job().batch };
+            PlannerJob { batch, replicas, ..job() }
+        };
+        let eight = [1, 2, 3, 4, 5, 6, 7, 8];
+        let seven = nodes(&eight[..7]);
+        let lost = |job: &PlannerJob| {
+            let mut stage_nodes: Vec<Option<usize>> = (0..7).map(Some).collect();
+            stage_nodes.insert(2, None);
+            in_force_on(job, &eight, stage_nodes)
+        };
+        let columns = |plan: &RetainedPlan| plan.plan.placement().column_count();
+        let [few, many] = [4, 8].map(lanes);
+        let whole = kept(&few, &lost(&few), &seven);
+        let halves = kept(&many, &lost(&many), &seven);
+        assert_eq!((columns(&whole), columns(&halves)), (4, 8));
+        assert!(is_shorter(halves.period, whole.period), "{} {}", halves.period, whole.period);
+        let memory = plan_memory(&many.sizes, &many.model, &halves.plan, 0);
+        let most = memory.iter().map(StageMemory::total).max().expect("stages");
+        let limited = PlannerJob { stage_bytes_max: Some(Bytes(most.0 - 1)), ..many.clone() };
+        assert_eq!(columns(&kept(&limited, &lost(&many), &seven)), 4, "it needs less");
+        let before = lost(&many).record;
+        let RetainedPlan { plan, .. } = halves;
+        let record = PlanRecord { program: plan.program, chunks: plan.chunks, ..(*before).clone() };
+        let stage_nodes = (0..7).map(Some).collect();
+        let halves = PlanInForce { record: Arc::new(record), stage_nodes, is_planned: true };
+        let of_job = (&many, Window::One);
+        let (solution, choice) =
+            search().solve_from(of_job, &nodes(&eight), Some(&halves)).expect("it goes on");
+        assert_eq!(choice.expect("places were given").chosen, PlanSuccessor::Refilled);
+        assert_eq!((&solution.program, &solution.chunks), (&before.program, &before.chunks));
     }
 
     /// Also of who is about to go, unless a free node takes its place.

@@ -56,7 +56,7 @@ impl SuccessorPeriods {
     /// that is cut anew has to be faster by [`GAIN_MIN`].
     pub(crate) fn choose(self, departure: Departure) -> SuccessorChoice {
         let Self { kept, refilled, cut_anew } = self;
-        let is_beaten = |period: f64| cut_anew.is_some_and(|other| is_worth_moving(other, period));
+        let is_beaten = |period: f64| cut_anew.is_some_and(|other| is_shorter(other, period));
         let is_kept_at_once = match departure {
             Departure::Nobody => false,
             Departure::Lost => true,
@@ -77,8 +77,8 @@ impl SuccessorPeriods {
     }
 }
 
-/// Whether another plan is worth its moves, of one that may go on.
-fn is_worth_moving(other: f64, kept: f64) -> bool {
+/// Whether the step of another plan is shorter by the share that a change has to gain.
+pub(crate) fn is_shorter(other: f64, kept: f64) -> bool {
     other < kept * (1.0 - GAIN_MIN)
 }
 

@@ -25,7 +25,8 @@ pub enum SharedOrder {
 }
 
 /// The arithmetic of `program` on `table`, whose stages run the passes of each column that they stand
-/// in as these are ordered in `program`. Without transfers and updates: [`crate::lower`] adds them.
+/// in as these are ordered in `program`, and those of columns that stand on one stage there as ordered
+/// there. Without transfers and updates: [`crate::lower`] adds them.
 ///
 /// # Errors
 /// If the costs do not fit the table, or the program does not reach its end.
@@ -58,24 +59,33 @@ pub fn on_table(
     Ok(Program { stages, ..empty })
 }
 
-/// By stage of the table: the operations of each column that it stands in.
+/// By stage of the table: the operations of the columns that it stands in, in a list for each stage that
+/// had some.
 fn lists_by_column(program: &Program, table: &Placement) -> Vec<Vec<ColumnList>> {
     let before = &program.placement;
-    let of_column = |(column, place): (u32, u32)| {
-        let stage =
-            before.table().stage_at(column, place).expect("the tables have the same places");
-        let is_of_column =
-            |op: &&Op| op.chunk().is_some_and(|chunk| before.table().column_of(chunk) == column);
-        ColumnList { ops: program.ops(stage).iter().filter(is_of_column).copied().collect(), at: 0 }
+    let of_columns = |(stage, columns): (StageIndex, Vec<u32>)| {
+        let column_of = |chunk| before.table().column_of(chunk);
+        let is_of_them =
+            |op: &&Op| op.chunk().is_some_and(|chunk| columns.contains(&column_of(chunk)));
+        ColumnList { ops: program.ops(stage).iter().filter(is_of_them).copied().collect(), at: 0 }
     };
     let of_stage = |stage| {
         let place = table.table().place_of(stage).0;
-        table.table().columns_of(stage).map(|column| of_column((column, place))).collect()
+        let mut lists: Vec<(StageIndex, Vec<u32>)> = Vec::new();
+        for column in table.table().columns_of(stage) {
+            let from =
+                before.table().stage_at(column, place).expect("the tables have the same places");
+            match lists.iter_mut().find(|(stage, _)| *stage == from) {
+                Some((_, columns)) => columns.push(column),
+                None => lists.push((from, vec![column])),
+            }
+        }
+        lists.into_iter().map(of_columns).collect()
     };
     (0..table.stage_count()).map(StageIndex).map(of_stage).collect()
 }
 
-/// The operations of one column on a stage, in order.
+/// The operations of one column on a stage, or of several that keep their order, in order.
 struct ColumnList {
     ops: Vec<Op>,
     /// How many have run.

@@ -424,8 +424,7 @@ fn gives_a_place(plan: &PlanRecord, before: &PlanRecord) -> bool {
     };
     other.is_table()
         && own.stage_count() > other.stage_count()
-        && (own.shape(), own.column_count()) == (other.shape(), other.column_count())
-        && plan.chunks == before.chunks
+        && plan.has_places_of(before)
         && plan.stage_indices().zip(&plan.stages).all(keeps_layers)
 }
 
@@ -490,6 +489,10 @@ fn mark_plan(env: &mut Surroundings<'_>, plan: &PlanRecord) {
         env.mark(Marker::Rerouted);
         if matches!(plan.reason, PlanReason::Draining { .. }) {
             env.mark(Marker::DrainRerouted);
+        }
+        let columns = plan.program.placement.column_count();
+        if columns > before.program.placement.column_count() {
+            env.mark(Marker::PlaceSplit);
         }
     }
     if gives_a_place(plan, &before) {

@@ -113,6 +113,7 @@ const PAGES: [(&str, &str); 110] = pages![
     "numerics.md",
     "page.md",
     "quality.md",
+    "replicas-compared.md",
     "run-folder.md",
     "schedule-ir.md",
     "schedules.md",

@@ -21,8 +21,17 @@ impl PlanRecord {
         cells.filter_map(|stage| self.stages.get(stage.index()).copied())
     }
 
+    /// Whether its columns are those of `before`, in chunks of the same layers: as many, or cut in two.
+    #[must_use]
+    pub fn has_places_of(&self, before: &Self) -> bool {
+        let once = |plan: &Self| plan.program.placement.chunks_per_replica() as usize;
+        let [own, other] = [self, before].map(|plan| plan.program.placement.column());
+        own == other && self.chunks.get(..once(self)) == before.chunks.get(..once(before))
+    }
+
     /// Whether it is the plan `before` without some of its stages, whose places others of the same
-    /// layers stand at: whoever is left goes on with the layers that it has.
+    /// layers stand at: whoever is left goes on with the layers that it has. Columns may have been cut
+    /// in two.
     #[must_use]
     pub fn reroutes(&self, before: &Self) -> bool {
         let [own, other] = [&self.program.placement, &before.program.placement];
@@ -30,11 +39,9 @@ impl PlanRecord {
             let place = own.table().place_of(stage);
             before.stage_of(*holder).is_some_and(|stage| other.table().place_of(stage) == place)
         };
-        let is_of_columns =
-            (own.shape(), own.column_count()) == (other.shape(), other.column_count());
         own.stage_count() < other.stage_count()
-            && is_of_columns
-            && self.chunks == before.chunks
+            && own.column_count() >= other.column_count()
+            && self.has_places_of(before)
             && self.stage_indices().zip(&self.stages).all(keeps_layers)
     }
 }

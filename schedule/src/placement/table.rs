@@ -195,26 +195,30 @@ impl<'a> PlacementTable<'a> {
     }
 
     /// The table in which up to `count` further stages stand at places of stages that stand in several
-    /// columns: one after the other gets the later half of the columns of one that stands in most. And for
-    /// each of its stages the stage of this table that it is; `None` of a further one. It is `None` if
-    /// there is no further stage, or no place for one.
+    /// columns: one after the other at the place of one that stands in most, from which and the others of
+    /// that place it gets a column at a time until none has two more than it. A place gets one only if
+    /// as many are left as make the most columns there fewer. And for each of its stages the stage
+    /// of this table that it is; `None` of a further one. It is `None` if there is no further stage, or no
+    /// place for one.
     #[must_use]
     pub fn refilled(self, count: u32) -> Option<(Placement, Vec<Option<StageIndex>>)> {
         let Placement { stages_per_column: places, stage_count, .. } = *self.0;
-        let mut cells = self.cells();
-        let mut columns = self.columns_by_stage();
-        for further in (stage_count..).take(count as usize) {
-            let most = columns.iter().map(Vec::len).max().filter(|most| *most > 1);
-            let Some(most) = most else { break };
-            let from = columns.iter().position(|columns| columns.len() == most)?;
-            let given = columns[from].split_off(most.div_ceil(2));
-            let place = cells.iter().position(|stage| stage.index() == from)? as u32 % places;
-            let of_column = |column: &u32| (column * places + place) as usize;
-            given.iter().for_each(|column| cells[of_column(column)] = StageIndex(further));
-            columns.push(given);
+        let columns = self.columns_by_stage();
+        let stages = (0..stage_count).map(StageIndex);
+        let stages = stages.map(|stage| self.place_of(stage).0).zip(columns);
+        let mut stages: Vec<ColumnsAtPlace> = stages.collect();
+        for left in (1..=count as usize).rev() {
+            let Some(place) = place_to_refill(&stages, left) else { break };
+            let columns = taken_columns(&mut stages, place);
+            stages.push((place, columns));
         }
-        if columns.len() == stage_count as usize {
+        if stages.len() == stage_count as usize {
             return None;
+        }
+        let mut cells = self.cells();
+        for (stage, (place, columns)) in (0..).map(StageIndex).zip(&stages) {
+            let of_column = |column: &u32| (column * places + place) as usize;
+            columns.iter().for_each(|column| cells[of_column(column)] = stage);
         }
         let (table, stages) = self.numbered(cells);
         let known = |stage: StageIndex| (stage.0 < stage_count).then_some(stage);
@@ -240,6 +244,36 @@ impl<'a> PlacementTable<'a> {
         let sizes = (stages.len() as u32, self.0.chunk_count());
         let table = Placement::of_table(self.0.shape(), self.0.column_count, sizes, &cells);
         (table.expect("numbered in order, each at its place"), stages)
+    }
+}
+
+/// The place of a stage, and the columns that it stands in.
+type ColumnsAtPlace = (u32, Vec<u32>);
+
+/// The place of the stage in most columns, of those at which as many further stages as are left make the
+/// most columns fewer.
+fn place_to_refill(stages: &[ColumnsAtPlace], left: usize) -> Option<u32> {
+    let becomes_fewer = |(place, columns): &&ColumnsAtPlace| {
+        let at_place = || stages.iter().filter(|(of, _)| of == place);
+        let all: usize = at_place().map(|(_, columns)| columns.len()).sum();
+        columns.len() > 1 && all.div_ceil(columns.len() - 1) <= at_place().count() + left
+    };
+    // The last of equals is the first stage.
+    let stages = stages.iter().rev().filter(becomes_fewer);
+    stages.max_by_key(|(_, columns)| columns.len()).map(|(place, _)| *place)
+}
+
+/// Columns for a further stage at `place`, from those who stand in most there, until none has two more.
+fn taken_columns(stages: &mut [ColumnsAtPlace], place: u32) -> Vec<u32> {
+    let mut taken = Vec::new();
+    loop {
+        let at_place = stages.iter_mut().rev().filter(|(of, _)| *of == place);
+        let from = at_place.map(|(_, columns)| columns).max_by_key(|columns| columns.len());
+        let Some(from) = from.filter(|from| from.len() > taken.len() + 1) else { return taken };
+        // The last one whose sibling it has not, so that halves of a column meet again.
+        let is_alone = |column: &u32| !from.contains(&(column ^ 1));
+        let at = from.iter().rposition(is_alone).unwrap_or(from.len() - 1);
+        taken.push(from.remove(at));
     }
 }
 
@@ -345,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn further_stages_get_half_of_what_one_has_most_of() {
+    fn further_stages_get_columns_of_those_with_most() {
         let check = |from: &[u32], count, cells: &[u32], stages: &[Option<u32>]| {
             let from = table(PlacementShape::Line, 4, 8, from);
             let (found, known) = from.table().refilled(count).expect("a place is shared");
@@ -362,15 +396,24 @@ mod tests {
         };
         check(&one, 1, &grid, &all(2));
         check(&one, 3, &grid, &all(2));
-        // Of four columns two, then of the two stages with two the first, then the other one.
+        // Of four columns two, then both stages with two give one up, for which it takes two.
         let three = [0, 1, 2, 1, 3, 1, 4, 1];
         let [a, b, c, d, e] = [0, 1, 2, 3, 4].map(Some);
         check(&three, 1, &[0, 1, 2, 1, 3, 4, 5, 4], &[a, b, c, d, None, e]);
-        check(&three, 2, &[0, 1, 2, 3, 4, 5, 6, 5], &[a, b, c, None, d, None, e]);
+        check(&three, 2, &[0, 1, 2, 1, 3, 4, 5, 4], &[a, b, c, d, None, e]);
         check(&three, 3, &grid, &[a, b, c, None, d, None, e, None]);
         let whole = table(PlacementShape::Line, 4, 8, &grid);
         assert_eq!(whole.table().refilled(1), None, "no place is shared");
         let shared = table(PlacementShape::Line, 4, 8, &one);
         assert_eq!(shared.table().refilled(0), None, "nobody joined");
+        // Of eight halves, three on each of two stages: one that joins gets one of both, and no other a place.
+        let halves = [0, 1, 0, 0, 1, 1, 2, 2];
+        let from = Placement::of_table(PlacementShape::Line, 8, (3, 8), &halves.map(StageIndex));
+        let from = from.expect("legal");
+        let grid = [0, 0, 1, 1, 2, 2, 3, 3].map(StageIndex);
+        for count in 1..=3 {
+            let (found, _) = from.table().refilled(count).expect("two have three");
+            assert_eq!(found.table().cells(), grid);
+        }
     }
 }

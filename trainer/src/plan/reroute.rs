@@ -1,7 +1,9 @@
 //! A plan that goes on without some of its stages: others of the same places, which have the same
 //! layers, run their passes too, until further stages get places of their own.
 
-use zbelastic_schedule::{NobodyLeft, Placement, SharedOrder, check, on_table};
+use zbelastic_schedule::{
+    NobodyLeft, Placement, Program, SharedOrder, check, halved, joined, on_table,
+};
 use zbelastic_types::StageIndex;
 
 use super::{Pace, Plan, lowered};
@@ -61,8 +63,40 @@ impl Plan {
         order: SharedOrder,
     ) -> Option<Refill> {
         let (table, stages) = self.placement().table().refilled(count)?;
-        let plan = self.on_table(&table, &pace(&stages), order);
+        let pace = pace(&stages);
+        let mut plan = self.on_table(&table, &pace, order);
+        while let Some(whole) = plan.joined() {
+            plan = whole;
+        }
         Some(Refill { plan, stages })
+    }
+
+    /// This plan with each of its columns as two, on the same stages, so that what a stage does can be
+    /// dealt to several others. It is `None` if there are not as many lanes, or columns run in two
+    /// directions.
+    #[must_use]
+    pub fn halved(&self) -> Option<Self> {
+        let order = halved(&self.program)?;
+        let has_lanes = order.placement.replica_count() <= self.batch.lanes.get();
+        has_lanes.then(|| self.in_columns(&order))
+    }
+
+    /// This plan with each two of its columns as one, if they stand on the same stages and each place has
+    /// an order of its own: [`Self::halved`] undone. A stage stands in one column then.
+    fn joined(&self) -> Option<Self> {
+        let order = joined(&self.program)?;
+        let is_same = order.placement.stage_count() == self.placement().stage_count();
+        is_same.then(|| self.in_columns(&order))
+    }
+
+    /// The same layers in the columns of `order`, which are more or fewer.
+    fn in_columns(&self, order: &Program) -> Self {
+        let window = self.program.window.expect("a plan is lowered");
+        let once = &self.chunks[..self.placement().chunks_per_replica() as usize];
+        let program = lowered(order, window, self.program.is_tied());
+        assert_eq!(check(&program), Ok(()), "halves of columns are legal where these are");
+        let chunks = once.repeat(program.placement.replica_count() as usize);
+        Self { program, chunks, ..self.clone() }
     }
 
     /// The same with its columns on the stages of `table`.
