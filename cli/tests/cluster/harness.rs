@@ -165,10 +165,11 @@ impl SpawnedCluster {
         self.run_with(steps, &format!("[elastic]\ncopies = {copies}\n"));
     }
 
-    /// Begins a run, with `more` about its checkpoints, or sections after them.
+    /// Begins a run of short steps, with `more` about its checkpoints, or sections after them.
     pub fn run_with(&self, steps: u64, more: &str) {
         let toml = format!(
-            "[model]\npreset = \"tiny\"\n[train]\nsteps = {steps}\n[checkpoint]\nevery = 5\n{more}"
+            "[model]\npreset = \"tiny\"\n[train]\nsteps = {steps}\nseq_len = 32\nglobal_batch = 16\n\
+             microbatch = 2\n[checkpoint]\nevery = 5\n{more}"
         );
         let text: Vec<u8> = (0..200_000_u32).map(|i| (i.wrapping_mul(i) % 97) as u8 + 20).collect();
         self.submit(&toml, &text);

@@ -106,6 +106,7 @@ const PAGES: [(&str, &str); 110] = pages![
     "decisions/0085-a-snapshot-leaves-memory-before-a-commit.md",
     "decisions/0086-what-is-sealed-outlasts-a-life.md",
     "decisions/0087-who-drains-leaves-its-place-and-who-joins-gets-one.md",
+    "decisions/0089-test-programs-run-two-at-a-time.md",
     "decisions/0090-muon-on-devices-multiplies-as-layers-do.md",
     "deploy.md",
     "glossary.md",

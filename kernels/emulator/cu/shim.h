@@ -174,9 +174,8 @@ static bool run_block(unsigned threads, size_t shared_bytes, bool reversed) {
             any = true;
         }
     }
-    for (size_t i = 0; i < SHARED_FENCE_BYTES; ++i)
-        if (dynamic_shared[shared_bytes + i] != 0xff) return false;
-    return true;
+    const unsigned char *fence = dynamic_shared + shared_bytes;
+    return fence[0] == 0xff && memcmp(fence, fence + 1, SHARED_FENCE_BYTES - 1) == 0;
 }
 
 template <typename... A, size_t... I>

@@ -4,7 +4,8 @@ use std::env;
 use std::ffi::c_void;
 use std::fmt::Write as _;
 use std::fs;
-use std::path::PathBuf;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
 use std::process::{self, Command};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -103,14 +104,49 @@ pub(crate) fn compiler_options() -> Vec<&'static str> {
     options
 }
 
-/// Compiles a source, with macros as `-DNAME=VALUE`.
+/// Where code is kept for the other test programs that cargo puts beside this one, which compile the same
+/// sources: a file for each text, its options and its compiler.
+fn kept_path(text: &str, macros: &[&str]) -> Result<PathBuf, String> {
+    let version = Command::new("c++").arg("--version").output();
+    let version = version.map_err(|error| format!("c++: {error}"))?;
+    let mut key = DefaultHasher::new();
+    (text, compiler_options(), macros, version.stdout).hash(&mut key);
+    let own = env::current_exe().map_err(|error| error.to_string())?;
+    let is_of_profile = |folder: &&Path| !folder.ends_with("deps");
+    let folder = own.ancestors().skip(1).find(is_of_profile).unwrap_or(Path::new("."));
+    Ok(folder.join("emulated-kernels").join(format!("{:016x}.so", key.finish())))
+}
+
+/// Keeps code under its path. One that cannot be written costs the next program the time to compile it.
+fn keep(code: &[u8], path: &Path) {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let part = path.with_extension(format!("{}-{number}", process::id()));
+    let folder = path.parent().expect("it is in a folder");
+    let _kept = fs::create_dir_all(folder)
+        .and_then(|()| fs::write(&part, code))
+        .and_then(|()| fs::rename(&part, path));
+}
+
+/// Compiles a source, with macros as `-DNAME=VALUE`, unless that was done before.
 ///
 /// # Errors
 /// The compiler's output, or why there is no compiler.
 pub fn build(source: &str, macros: &[&str]) -> Result<Vec<u8>, String> {
+    let program = program(source);
+    let path = kept_path(&program, macros)?;
+    if let Ok(code) = fs::read(&path) {
+        return Ok(code);
+    }
+    let code = compile(&program, macros)?;
+    keep(&code, &path);
+    Ok(code)
+}
+
+fn compile(program: &str, macros: &[&str]) -> Result<Vec<u8>, String> {
     let text = fresh_path("cpp");
     let library = fresh_path("so");
-    fs::write(&text, program(source)).map_err(|error| error.to_string())?;
+    fs::write(&text, program).map_err(|error| error.to_string())?;
     let mut compiler = Command::new("c++");
     compiler.args(compiler_options());
     let output = compiler.args(macros).arg(&text).arg("-o").arg(&library).output();
@@ -197,7 +233,9 @@ impl KernelLibrary {
 
 #[cfg(test)]
 mod tests {
-    use super::{KernelDeclaration, KernelLibrary, build, declared, program};
+    use std::fs;
+
+    use super::{KernelDeclaration, KernelLibrary, build, declared, kept_path, program};
     use crate::EmulatedToolkit;
 
     const SOURCE: &str = "#line 1 \"prelude\"\ntypedef unsigned u32;\n#ifndef EMULATED\n#define KERNEL x\n\
@@ -241,5 +279,22 @@ mod tests {
         };
         assert!(within(32) && !within(28), "eight words are written");
         assert!(build(SOURCE, &[]).is_err_and(|error| error.contains("AMOUNT")));
+    }
+
+    #[test]
+    fn a_source_is_compiled_once_for_each_value_of_its_macros() {
+        if !EmulatedToolkit::is_possible() {
+            return;
+        }
+        let path =
+            |amount: &str| kept_path(&program(SOURCE), &[amount]).expect("there is a compiler");
+        let kept = path("-DAMOUNT=7.5f");
+        assert_ne!(kept, path("-DAMOUNT=8.5f"));
+        let _may_not_be_there = fs::remove_file(&kept);
+        let first = build(SOURCE, &["-DAMOUNT=7.5f"]).expect("plain C++");
+        assert_eq!(fs::read(&kept).expect("it was kept"), first);
+        fs::write(&kept, b"kept").expect("writable");
+        assert_eq!(build(SOURCE, &["-DAMOUNT=7.5f"]).expect("it is there"), b"kept");
+        fs::remove_file(kept).expect("it was kept");
     }
 }
