@@ -42,7 +42,7 @@ pub struct AwaitedMember {
 }
 
 /// Members that one line names; of more it says how many.
-const NAMED_MAX: usize = 8;
+pub(super) const NAMED_MAX: usize = 8;
 /// A stillness that is worth a word: a second, in which a healthy member makes progress many times.
 const STILL_TICKS: u32 = 100;
 
