@@ -11,7 +11,6 @@ use std::fmt;
 
 use zbelastic_types::{LayerId, NodeId, StageIndex};
 
-use super::Duties;
 use super::awaited::NAMED_MAX;
 use crate::member::{BOOTS_PER_START, Holder, LossReason, Member, MembershipStatus};
 use crate::plan::LayerSource;
@@ -117,14 +116,6 @@ impl AbsentMembers {
             Some(AwaitedReturn { node: holder.node, layer, left_ticks })
         });
         returns.collect()
-    }
-}
-
-impl Duties {
-    /// The members that may come back, and are waited for before the run goes back.
-    #[must_use]
-    pub fn awaited_returns(&self, state: &State) -> Vec<AwaitedReturn> {
-        self.planning.awaited_returns(state, &self.watch)
     }
 }
 
