@@ -116,7 +116,8 @@ fn copies_in_place(
         let chosen: Vec<(usize, usize)> =
             chosen.filter_map(|(of, by)| Some((of, by.get(round)?.index()))).collect();
         let cost = |row: usize, column: usize| {
-            let (of, by) = (chosen[row].0, chosen[column].1);
+            let of = chosen[row].0;
+            let by = chosen[column].1;
             let has = holders_beside(placement, &kept, of);
             if has.contains(&by) {
                 return FORBIDDEN;

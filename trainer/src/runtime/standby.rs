@@ -141,7 +141,8 @@ impl<C: LayerCopy> StandbyLayers<C> {
             let kept = known.remove(&planned.layer).filter(|kept| kept.owner == planned.owner);
             layers.insert(planned.layer, kept.unwrap_or_else(|| StandbyLayer::new(planned.owner)));
         }
-        let (is_full, is_reported) = (false, false);
+        let is_full = false;
+        let is_reported = false;
         let standby = Self { pre_copy, me, layers, seals, tick, is_full, is_reported };
         (!standby.layers.is_empty()).then_some(standby)
     }
