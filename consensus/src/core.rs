@@ -47,7 +47,7 @@ use crate::raft::{
 use crate::state::State;
 
 pub use commands::{CommandOutcome, OperatorCommand};
-pub use input::Input;
+pub use input::{ConnectionEnd, Input};
 pub use logged::logged_state;
 pub use output::{Event, FatalCause, Output};
 pub use refusal::CoreRefusal;
@@ -268,10 +268,14 @@ impl Core {
                 self.formats.note_connected(node, reads);
                 Ok(())
             }
-            Input::Closed { node } => {
+            Input::Closed { node, end } => {
                 self.formats.note_closed(node);
-                if let Some(duties) = &mut self.duties {
-                    duties.handle_closed(&self.state, node);
+                match (end, &mut self.duties) {
+                    (ConnectionEnd::Closed, Some(duties)) => {
+                        duties.handle_closed(&self.state, node)
+                    }
+                    // Heartbeats are monitored, and their silence has bounds of its own.
+                    (ConnectionEnd::Closed | ConnectionEnd::Silent, _) => {}
                 }
                 Ok(())
             }

@@ -81,6 +81,8 @@ pub enum Mutant {
     M50AuthorityForgotten,
     /// m52: a worker that was declared lost and comes back reports the step that was open as sealed.
     M52CandidateKept,
+    /// m53: a worker that copies layers ahead reports them as sealed, whatever updates they lack.
+    M53FollowedCountsAsSealed,
 }
 
 #[cfg(feature = "mutants")]

@@ -173,6 +173,16 @@ enum PlanPart {
     Running { plan: Arc<PlanRecord> },
 }
 
+impl PlanPart {
+    /// Layers that were copied ahead under this plan are held from now on, as those of a stage are.
+    fn keep_followed(&mut self, generation: Generation) {
+        match self {
+            Self::Idle | Self::Left { .. } => *self = Self::Left { held_under: generation },
+            Self::Loading { .. } | Self::Running { .. } => {}
+        }
+    }
+}
+
 /// The layers that the life before left to the next one.
 #[derive(Clone, Copy, Debug)]
 struct KeptLayers {

@@ -4,7 +4,9 @@ use std::fmt;
 
 use zbelastic_types::Generation;
 
-use crate::duty::{AwaitedMember, AwaitedMembers, NoPlan, WithheldReason};
+use crate::duty::{
+    AwaitedMember, AwaitedMembers, AwaitedReturn, AwaitedReturns, NoPlan, WithheldReason,
+};
 use crate::job::{HaltReason, JobPhase};
 use crate::state::{PlanPhase, State};
 use crate::tick::Ticks;
@@ -50,6 +52,8 @@ pub enum TrainingStatus {
     Planning {
         /// Workers that it awaits answers from, if this node leads.
         awaited: Vec<AwaitedMember>,
+        /// Workers that were declared lost and may come back with layers that nobody else has.
+        returns: Vec<AwaitedReturn>,
     },
     /// Layers of a plan are on their way.
     Loading {
@@ -118,7 +122,9 @@ impl TrainingStatus {
             Some((_, PlanPhase::Closed)) | None if present < needed => {
                 Self::WaitingForWorkers { present, left_out, needed }
             }
-            Some((_, PlanPhase::Closed)) | None => Self::Planning { awaited: Vec::new() },
+            Some((_, PlanPhase::Closed)) | None => {
+                Self::Planning { awaited: Vec::new(), returns: Vec::new() }
+            }
         }
     }
 }
@@ -158,8 +164,9 @@ impl fmt::Display for TrainingStatus {
                 }
             }
             Self::NoPlan(none) => none.fmt(f),
-            Self::Planning { awaited } => {
-                write!(f, "a plan is being made{}", AwaitedMembers(awaited))
+            Self::Planning { awaited, returns } => {
+                let returns = AwaitedReturns(returns);
+                write!(f, "a plan is being made{}{returns}", AwaitedMembers(awaited))
             }
             Self::Loading { generation, ready, stages, awaited } => {
                 let awaited = AwaitedMembers(awaited);

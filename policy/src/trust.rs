@@ -4,6 +4,7 @@
 
 use std::collections::BTreeSet;
 
+use zbelastic_consensus::core::ConnectionEnd;
 use zbelastic_consensus::mutant::{self, Mutant};
 use zbelastic_consensus::plan::PlanRecord;
 use zbelastic_identity::PeerRole;
@@ -24,6 +25,25 @@ pub fn is_removal(role: PeerRole, reason: DownReason) -> bool {
 pub fn is_refused_removal(role: PeerRole, problem: &DialProblem) -> bool {
     matches!(problem, DialProblem::Refused(CloseCode::Banned))
         && is_removal(role, DownReason::ClosedByPeer(CloseCode::Banned))
+}
+
+/// What the end of a connection shows of the process at its other end. Only silence leaves open
+/// whether that is there.
+#[must_use]
+pub const fn connection_end(reason: DownReason) -> ConnectionEnd {
+    match reason {
+        DownReason::Silent => ConnectionEnd::Silent,
+        DownReason::Left
+        | DownReason::ProcessEnded
+        | DownReason::Reset
+        | DownReason::Replaced
+        | DownReason::Forgotten
+        | DownReason::Banned
+        | DownReason::ClosedByPeer(_)
+        | DownReason::Violation(_)
+        | DownReason::Broken
+        | DownReason::Closing => ConnectionEnd::Closed,
+    }
 }
 
 /// Whether a connection was refused because this program is too old for the cluster. Only a
@@ -192,6 +212,15 @@ mod tests {
         assert!(!is_refused_removal(PeerRole::Worker, &refused));
         let other = DialProblem::Refused(CloseCode::Crowded);
         assert!(!is_refused_removal(PeerRole::Controller, &other));
+    }
+
+    /// A worker that is silent for so long may be cut off, and come back with what it holds.
+    #[test]
+    fn a_connection_that_was_silent_for_too_long_shows_no_end_of_a_process() {
+        assert_eq!(connection_end(DownReason::Silent), ConnectionEnd::Silent);
+        for reason in [DownReason::ProcessEnded, DownReason::Reset, DownReason::Left] {
+            assert_eq!(connection_end(reason), ConnectionEnd::Closed);
+        }
     }
 
     #[test]

@@ -36,7 +36,7 @@ use zbelastic_kernels::DeviceFault;
 use zbelastic_types::{Digest, Generation, LayerId, Step};
 
 use crate::data::BatchSource;
-use crate::elastic::{FrameLimits, LayerImage, LoadedLayer, StageFactory};
+use crate::elastic::{FrameLimits, LayerCopy, LayerImage, LoadedLayer, StageFactory};
 use crate::stage::{EngineProgress, StageSetup};
 
 pub use active_stage::ActiveStage;
@@ -290,8 +290,7 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
             WorkerCommand::TakeInventory { holder, index } => {
                 // The layers kept of a life before are sent by this one.
                 self.me = Some(holder);
-                // A plan that is needed at once is not the one whose layers were copied ahead.
-                self.standby = None;
+                self.end_standby();
                 if let RuntimePhase::Active(active) = &mut self.phase {
                     active.settle_for_inventory();
                     self.collect();
@@ -311,6 +310,18 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
                 self.phase = RuntimePhase::Idle;
                 self.idle_layers.clear();
                 self.end_life();
+            }
+        }
+    }
+
+    /// A plan that is needed at once is not the one whose layers were copied ahead. They are held all the
+    /// same, each at the version that it has reached, and perhaps nobody else holds them.
+    fn end_standby(&mut self) {
+        let Some(standby) = self.standby.take() else { return };
+        for image in standby.into_images() {
+            let known = self.idle_layers.get(&image.layer).map(|known| known.version);
+            if known.is_none_or(|known| known < image.version) {
+                self.idle_layers.insert(image.layer, Arc::new(image));
             }
         }
     }
@@ -361,6 +372,12 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
             digest: self.model.digest(image),
         };
         let mut layers: Vec<_> = self.idle_layers.values().map(held).collect();
+        let followed = self.standby_copies().map(|copy| HeldLayer {
+            layer: copy.layer(),
+            version: copy.version(),
+            digest: copy.digest(),
+        });
+        layers.extend(followed);
         match &self.phase {
             RuntimePhase::Idle => {}
             RuntimePhase::Loading(loading) => layers.extend(loading.images().map(held)),

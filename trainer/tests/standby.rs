@@ -1,6 +1,8 @@
 //! A worker that keeps layers on standby while another trains them: real kernels, and a test that
 //! seals. A layer on standby must be what is trained, bit for bit, whatever order messages come in.
 
+mod late;
+
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;

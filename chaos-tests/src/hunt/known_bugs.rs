@@ -18,7 +18,7 @@ pub enum KnownBug {
 
 impl KnownBug {
     /// All of them, by their numbers.
-    pub const ALL: [Self; 52] = [
+    pub const ALL: [Self; 53] = [
         Self::Bug(Bug::M1AckBeforeSync),
         Self::Mutant(Mutant::M2TurnUnchecked),
         Self::Bug(Bug::M3MomentsNotRestored),
@@ -67,6 +67,7 @@ impl KnownBug {
         Self::Mutant(Mutant::M50AuthorityForgotten),
         Self::Bug(Bug::M51ReroutedLaneLeftOut),
         Self::Mutant(Mutant::M52CandidateKept),
+        Self::Mutant(Mutant::M53FollowedCountsAsSealed),
         Self::Mutant(Mutant::R2GenerationUnchecked),
         Self::Mutant(Mutant::R3SealedBeforeHeld),
         Self::Mutant(Mutant::R5CheckpointBeforeSeal),
@@ -125,6 +126,7 @@ impl KnownBug {
             Self::Mutant(Mutant::M50AuthorityForgotten) => "m50",
             Self::Bug(Bug::M51ReroutedLaneLeftOut) => "m51",
             Self::Mutant(Mutant::M52CandidateKept) => "m52",
+            Self::Mutant(Mutant::M53FollowedCountsAsSealed) => "m53",
             Self::Mutant(Mutant::R2GenerationUnchecked) => "R2",
             Self::Mutant(Mutant::R3SealedBeforeHeld) => "R3",
             Self::Mutant(Mutant::R5CheckpointBeforeSeal) => "R5",
@@ -262,6 +264,9 @@ impl KnownBug {
             Self::Mutant(Mutant::M52CandidateKept) => {
                 "a worker that comes back has the open step among what is sealed"
             }
+            Self::Mutant(Mutant::M53FollowedCountsAsSealed) => {
+                "what is copied ahead counts as sealed, whatever updates it lacks"
+            }
             Self::Mutant(Mutant::R2GenerationUnchecked) => {
                 "the generation of a seal is checked when it is proposed only"
             }
@@ -326,6 +331,7 @@ impl KnownBug {
             Self::Mutant(Mutant::M28FollowedTooOld) => &[Invariant::N1, Invariant::L3],
             // A step that is clipped or left out is one that is sealed, with other bits.
             Self::Mutant(Mutant::M52CandidateKept) => &[Invariant::S9, Invariant::N1],
+            Self::Mutant(Mutant::M53FollowedCountsAsSealed) => &[Invariant::N1],
             Self::Mutant(Mutant::M30CollectsByManifest) => &[Invariant::H1],
             Self::Mutant(Mutant::M31FirstRefusalFails)
             | Self::Mutant(Mutant::M49KeepingForEver) => &[Invariant::H2],

@@ -1,6 +1,6 @@
 //! Processes die, machines start again, power goes, a majority is lost.
 
-use zbelastic_consensus::core::{Input, OperatorCommand};
+use zbelastic_consensus::core::{ConnectionEnd, Input, OperatorCommand};
 use zbelastic_consensus::job::JobChange;
 use zbelastic_consensus::session::SessionInput;
 use zbelastic_consensus::state::State;
@@ -37,7 +37,7 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         else {
             return false;
         };
-        self.command(leader, Input::Closed { node });
+        self.command(leader, Input::Closed { node, end: ConnectionEnd::Closed });
         true
     }
 

@@ -105,6 +105,38 @@ pub fn an_owner_that_is_lost_while_it_is_followed_is_replaced_as_always() {
     play.expect(PlayClaim::SameAsUndisturbed);
 }
 
+/// Nobody has a copy of what one worker trains alone. Once another follows all of it no sealed step is
+/// lost with the first, although the plan that has copies did not begin yet.
+#[test]
+pub fn what_is_copied_ahead_outlasts_the_one_that_trained_alone() {
+    let mut play = Play::new(PlayOptions { workers: 1, ..PlayOptions::default() });
+    play.run_until(PlayGoal::Sealed(4));
+    let newcomer = play.join();
+    play.run_until(PlayGoal::Follows(newcomer));
+    play.run_until(PlayGoal::Planned);
+    play.crash(play.stage(0));
+    play.finish();
+    play.expect(PlayClaim::NoRewind);
+    play.expect(PlayClaim::SameAsUndisturbed);
+}
+
+/// What lacks an update is at the version before, which is of no use: the run goes back.
+#[test]
+pub fn what_is_copied_ahead_counts_as_what_it_is() {
+    let mut play = Play::new(PlayOptions { workers: 1, ..PlayOptions::default() });
+    play.run_until(PlayGoal::Sealed(4));
+    play.hold(PlayMessageKind::Following);
+    let newcomer = play.join();
+    play.run_until(PlayGoal::Follows(newcomer));
+    play.hold(PlayMessageKind::Updates);
+    let sealed = play.sealed();
+    play.run_until(PlayGoal::Sealed(sealed + 2));
+    play.crash(play.stage(0));
+    play.finish();
+    play.expect(PlayClaim::RewoundTo(0));
+    play.expect(PlayClaim::SameAsUndisturbed);
+}
+
 /// A new leader begins with empty hands; what is followed goes on being followed or is anew.
 #[test]
 pub fn a_leader_that_dies_while_layers_are_followed_is_replaced_by_one_that_goes_on() {

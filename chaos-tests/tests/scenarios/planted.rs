@@ -4,7 +4,7 @@ use std::panic::catch_unwind;
 
 use zbelastic_consensus::mutant::{self, Mutant};
 
-use crate::{leaders, numbers, workers};
+use crate::{changes, leaders, numbers, workers};
 
 /// Plays a scenario without a rule.
 fn notices(mutant: Mutant, scenario: fn()) {
@@ -48,6 +48,12 @@ fn without_s9_one_that_comes_back_has_no_version_that_is_sealed() {
     let mutant = Mutant::M52CandidateKept;
     let scenario = workers::case_10_workers_come_back_without_the_step_that_was_not_sealed;
     notices(mutant, scenario);
+}
+
+#[test]
+fn without_n1_what_is_copied_ahead_counts_as_sealed() {
+    let mutant = Mutant::M53FollowedCountsAsSealed;
+    notices(mutant, changes::what_is_copied_ahead_counts_as_what_it_is);
 }
 
 #[test]

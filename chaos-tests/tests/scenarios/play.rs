@@ -19,7 +19,7 @@ use chaos_tests::numeric_faults::NumericFault;
 use chaos_tests::planning::LifePlanner;
 use chaos_tests::random::{DrawPurpose, Draws};
 use chaos_tests::store::SimulatedStore;
-use zbelastic_consensus::core::{Core, Input, OperatorCommand};
+use zbelastic_consensus::core::{ConnectionEnd, Core, Input, OperatorCommand};
 use zbelastic_consensus::duty::PlanMeasurement;
 use zbelastic_consensus::job::{JobChange, JobPhase};
 use zbelastic_consensus::plan::{DriftedPart, PlanReason, PlanRecord};
@@ -222,7 +222,7 @@ impl Play {
         self.store.writer_crashed(node, &mut Draws::new(node.0, DrawPurpose::Store));
         let controllers: Vec<NodeId> = self.controllers.keys().copied().collect();
         for controller in controllers {
-            self.controller_input(controller, Input::Closed { node });
+            self.controller_input(controller, Input::Closed { node, end: ConnectionEnd::Closed });
         }
     }
 

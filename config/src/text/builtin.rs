@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 110] = pages![
+const PAGES: [(&str, &str); 114] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -106,6 +106,7 @@ const PAGES: [(&str, &str); 110] = pages![
     "decisions/0085-a-snapshot-leaves-memory-before-a-commit.md",
     "decisions/0086-what-is-sealed-outlasts-a-life.md",
     "decisions/0087-who-drains-leaves-its-place-and-who-joins-gets-one.md",
+    "decisions/0088-a-follower-takes-what-its-network-carries.md",
     "decisions/0089-test-programs-run-two-at-a-time.md",
     "decisions/0090-muon-on-devices-multiplies-as-layers-do.md",
     "deploy.md",

@@ -152,6 +152,7 @@ impl Core {
         let needed = duties.and(self.state.running_spec()).map_or(0, |spec| spec.workers_min);
         let status = TrainingStatus::of(&self.state, needed);
         let awaited = || duties.map_or_else(Vec::new, |duties| duties.awaited_members(&self.state));
+        let returns = || duties.map_or_else(Vec::new, |duties| duties.awaited_returns(&self.state));
         match status {
             TrainingStatus::Running { generation, withheld: None } => {
                 let withheld = duties.and_then(|duties| duties.withheld(&self.state));
@@ -159,7 +160,7 @@ impl Core {
             }
             TrainingStatus::Planning { .. } => match &self.no_plan {
                 Some(none) => TrainingStatus::NoPlan(none.clone()),
-                None => TrainingStatus::Planning { awaited: awaited() },
+                None => TrainingStatus::Planning { awaited: awaited(), returns: returns() },
             },
             TrainingStatus::Loading { generation, ready, stages, .. } => {
                 TrainingStatus::Loading { generation, ready, stages, awaited: awaited() }

@@ -33,13 +33,25 @@ pub enum Input {
         /// The newest format of entries and snapshots that its program reads.
         reads: Format,
     },
-    /// The connection to a node closed.
+    /// The connection to a node ended.
     Closed {
-        /// The node at the other end of the connection that closed.
+        /// The node at the other end of the connection.
         node: NodeId,
+        /// How it ended.
+        end: ConnectionEnd,
     },
     /// The measurement of the plan in force. Only a leader accepts it.
     Measured(Box<PlanMeasurement>),
     /// A command of an operator.
     Command(OperatorCommand),
+}
+
+/// How a connection ended: what that shows of the process at the other end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConnectionEnd {
+    /// It was closed, or its process is another one now: that life is over.
+    Closed,
+    /// Nothing came for so long that it was given up. The process may stand still, or the network
+    /// be cut, which heartbeats show as well: it is no more evidence than their silence (rule R9).
+    Silent,
 }

@@ -6,6 +6,7 @@ use std::fmt;
 use zbelastic_types::NodeId;
 
 use super::Duties;
+use super::returns::AwaitedReturn;
 use crate::member::{Holder, LossReason};
 use crate::mutant::{self, Mutant};
 use crate::state::{PlanPhase, State};
@@ -42,7 +43,7 @@ pub struct AwaitedMember {
 }
 
 /// Members that one line names; of more it says how many.
-const NAMED_MAX: usize = 8;
+pub(super) const NAMED_MAX: usize = 8;
 /// A stillness that is worth a word: a second, in which a healthy member makes progress many times.
 const STILL_TICKS: u32 = 100;
 
@@ -87,6 +88,12 @@ impl Duties {
             AwaitedMember { node: holder.node, answer, still_ticks }
         };
         self.outstanding_answers(state).into_iter().map(awaited).collect()
+    }
+
+    /// The members that may come back, and are waited for before the run goes back.
+    #[must_use]
+    pub fn awaited_returns(&self, state: &State) -> Vec<AwaitedReturn> {
+        self.planning.awaited_returns(state, &self.watch)
     }
 
     /// R10: members that have to answer and make no progress.

@@ -104,6 +104,11 @@ impl PlanDraft {
         Ok(solution)
     }
 
+    /// Whether inventories were requested, and all workers have answered.
+    pub(super) fn has_all_inventories(&self) -> bool {
+        self.inventory_request.is_some() && self.basis.is_now && self.missing().next().is_none()
+    }
+
     /// Workers that were requested an inventory, and have not answered.
     pub(super) fn missing(&self) -> impl Iterator<Item = Holder> + '_ {
         let is_requested = self.inventory_request.is_some() && self.basis.is_now;

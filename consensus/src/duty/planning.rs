@@ -4,19 +4,19 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use zbelastic_schedule::{Placement, Window};
-use zbelastic_types::{Digest, LayerId, NodeId, StageIndex, Step};
+use zbelastic_schedule::Window;
+use zbelastic_types::{Digest, LayerId, NodeId, Step};
 
 use super::draft::{PlanBasis, PlanDraft, PlanStandstill, Planning, PreCopyProgress};
 use super::in_force::plan_in_force;
 use super::restore::{
     LayerInventory, RestorePoint, expected_digests, missing_layers, restore_point,
 };
-use super::seating::{copies, reseated, seating};
+use super::returns::AwaitedReturn;
+use super::seating::{reseated, seating};
 use super::watch::{DutyWatch, ProposalLane};
 use super::window::window_need;
 use super::{LeaderAction, NoPlan, PlanSolution, SolveRequest};
-use crate::contact::FailureDomain;
 use crate::entry::{Entry, RewindReason};
 use crate::job::{HaltReason, JobChange, JobSpec, WindowPolicy};
 use crate::member::{Holder, LossReason, Member, MembershipStatus};
@@ -242,23 +242,17 @@ impl Planning {
         let spec = state.running_spec()?;
         let draft = self.draft.as_ref()?;
         let bad = self.unread.bad_checkpoints();
-        let believes = state.plan().is_none_or(|plan| plan.phase != PlanPhase::Closed);
-        let inventory = LayerInventory {
-            open: state.open_turn().step,
-            layer_count: spec.layer_count(),
-            held: believes.then_some(&draft.inventory),
-            checkpoints: state.checkpoints(),
-            bad: &bad,
-            base: state.history().base(),
-        };
+        let inventory = layer_inventory(state, spec, draft, &bad);
         let expected = expected_digests(&inventory);
         // R9: a worker that has not answered may hold a layer that no other does, and so may one that
         // was declared lost and comes back. After a rewind memory is not believed, and no answer
         // brings a layer back: so none is proposed while members change.
         let may_be_held = draft.missing().next().is_some()
-            || watch.absent.may_hold(state, missing_layers(&inventory), watch.now);
+            || !watch.absent.awaited_for(state, missing_layers(&inventory), watch.now).is_empty();
         let is_waited_for = watch.is_in_flight(ProposalLane::Members)
-            || believes && may_be_held && !takes_silence_for_loss(watch, draft.since);
+            || inventory.held.is_some()
+                && may_be_held
+                && !takes_silence_for_loss(watch, draft.since);
         let restored = match rewinds_needlessly(&reason) {
             true => back_for_nothing(state),
             false => restore_point(&inventory),
@@ -286,6 +280,15 @@ impl Planning {
                 Some(LeaderAction::Propose(Entry::Job(halt)))
             }
         }
+    }
+
+    /// The members that a plan waits for to come back, once those that are there have answered.
+    pub(super) fn awaited_returns(&self, state: &State, watch: &DutyWatch) -> Vec<AwaitedReturn> {
+        let draft = self.draft.as_ref().filter(|draft| draft.has_all_inventories());
+        let (Some(draft), Some(spec)) = (draft, state.running_spec()) else { return Vec::new() };
+        let bad = self.unread.bad_checkpoints();
+        let inventory = layer_inventory(state, spec, draft, &bad);
+        watch.absent.awaited_for(state, missing_layers(&inventory), watch.now)
     }
 
     /// The nodes in the order of stages. Where there are several pipelines, who is left may stand at any
@@ -403,23 +406,6 @@ impl Planning {
         Some(PreCopyState::Begins)
     }
 
-    /// For each stage, the stages that keep copies of its layers. As long as nodes are in doubt
-    /// that does not depend on their stages: others must be paired until it is known which is at
-    /// fault.
-    fn copies_of(
-        &self,
-        state: &State,
-        placement: &Placement,
-        stages: &[Holder],
-    ) -> Vec<Vec<StageIndex>> {
-        let domain = |holder: &Holder| match state.members().get(&holder.node) {
-            Some(member) if !self.blame.has_doubts() => member.contact.place.clone(),
-            Some(_) | None => FailureDomain::default(),
-        };
-        let domains: Vec<FailureDomain> = stages.iter().map(domain).collect();
-        copies(&domains, placement, (copies_wanted(state), self.blame.total()))
-    }
-
     fn adopt(
         &mut self,
         state: &State,
@@ -442,7 +428,7 @@ impl Planning {
         let PlanSolution { program, chunks, stage_nodes: _, op_ticks_max } = solution;
         let stage_count = program.placement.stage_count();
         let stages: Vec<Holder> = nodes.into_iter().take(stage_count as usize).collect();
-        PlanRecord {
+        let mut record = PlanRecord {
             generation: state.training().plans().generation_next(),
             copies: self.copies_of(state, &program.placement, &stages),
             stages,
@@ -454,7 +440,9 @@ impl Planning {
             expected,
             op_ticks_max,
             reason,
-        }
+        };
+        self.keep_copies_in_place(state, &mut record);
+        record
     }
 
     /// Proposes a plan, unless it would be refused when it is applied, or is too large.
@@ -477,7 +465,25 @@ impl Planning {
     }
 }
 
-fn copies_wanted(state: &State) -> u32 {
+/// The known places of layers, as the answers to a plan's request and the log have them.
+fn layer_inventory<'a>(
+    state: &'a State,
+    spec: &JobSpec,
+    draft: &'a PlanDraft,
+    bad: &'a BTreeSet<Step>,
+) -> LayerInventory<'a> {
+    let believes = state.plan().is_none_or(|plan| plan.phase != PlanPhase::Closed);
+    LayerInventory {
+        open: state.open_turn().step,
+        layer_count: spec.layer_count(),
+        held: believes.then_some(&draft.inventory),
+        checkpoints: state.checkpoints(),
+        bad,
+        base: state.history().base(),
+    }
+}
+
+pub(super) fn copies_wanted(state: &State) -> u32 {
     state.job().map_or(0, |job| job.spec.copies)
 }
 

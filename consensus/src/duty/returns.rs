@@ -7,12 +7,43 @@
 //! came back, the others have the time in which members count as coming together.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use zbelastic_types::{LayerId, NodeId, StageIndex};
 
+use super::awaited::NAMED_MAX;
 use crate::member::{BOOTS_PER_START, Holder, LossReason, Member, MembershipStatus};
 use crate::plan::LayerSource;
 use crate::state::{PlanPhase, PlanState, State};
+use crate::tick::Ticks;
+
+/// A member that was declared lost, and that a leader waits for before the run goes back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AwaitedReturn {
+    /// The member that may come back.
+    pub node: NodeId,
+    /// The first layer that it may hold at the newest sealed version, and no member has.
+    pub layer: LayerId,
+    /// Ticks for which it is waited for.
+    pub left_ticks: u32,
+}
+
+/// Members that a leader waits for to come back, as a line says it.
+pub struct AwaitedReturns<'a>(pub &'a [AwaitedReturn]);
+
+impl fmt::Display for AwaitedReturns<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for AwaitedReturn { node, layer, left_ticks } in self.0.iter().take(NAMED_MAX) {
+            let left = Ticks(*left_ticks);
+            write!(f, "; waiting for node {node} to come back: ")?;
+            write!(f, "nobody else has layer {layer}, up to {left} more")?;
+        }
+        match self.0.len().saturating_sub(NAMED_MAX) {
+            0 => Ok(()),
+            more => write!(f, "; and for {more} more"),
+        }
+    }
+}
 
 /// A member that was declared lost, and whose process was not seen to end.
 #[derive(Clone, Copy, Debug)]
@@ -64,19 +95,27 @@ impl AbsentMembers {
         }
     }
 
-    /// Whether members are waited for that may hold all of these layers, if there are any, at the
-    /// newest sealed version.
-    pub(super) fn may_hold(
+    /// The members that are waited for because they may hold these layers at the newest sealed
+    /// version. None if there is a layer that none of them may hold.
+    pub(super) fn awaited_for(
         &self,
         state: &State,
         layers: impl Iterator<Item = LayerId>,
         now: u64,
-    ) -> bool {
-        let Some(plan) = state.plan() else { return false };
+    ) -> Vec<AwaitedReturn> {
+        let Some(plan) = state.plan() else { return Vec::new() };
+        let layers: Vec<LayerId> = layers.collect();
         let awaited = || self.absent.values().filter(|absent| absent.awaited_until > now);
-        let is_held = |layer: LayerId| awaited().any(|absent| holds(plan, absent.holder, layer));
-        let mut layers = layers.peekable();
-        layers.peek().is_some() && layers.all(is_held)
+        let is_held = |layer| awaited().any(|absent| holds(plan, absent.holder, layer));
+        if !layers.iter().all(|layer| is_held(*layer)) {
+            return Vec::new();
+        }
+        let returns = awaited().filter_map(|AbsentMember { holder, awaited_until, .. }| {
+            let layer = *layers.iter().find(|layer| holds(plan, *holder, **layer))?;
+            let left_ticks = (awaited_until - now) as u32;
+            Some(AwaitedReturn { node: holder.node, layer, left_ticks })
+        });
+        returns.collect()
     }
 }
 
@@ -124,5 +163,26 @@ fn holds(plan: &PlanState, holder: Holder, layer: LayerId) -> bool {
         PlanPhase::Loading(_) => is_source || has_place,
         PlanPhase::Running => has_place,
         PlanPhase::Closed => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_many_members_that_may_come_back_a_line_names_the_first() {
+        let awaited = |node| {
+            let layer = LayerId(4);
+            AwaitedReturn { node: NodeId(node), layer, left_ticks: 1_230 }
+        };
+        let many: Vec<AwaitedReturn> = (1..=10).map(awaited).collect();
+        assert_eq!(
+            AwaitedReturns(&many[2..3]).to_string(),
+            "; waiting for node 3 to come back: nobody else has layer 4, up to 12.3 s more"
+        );
+        let text = AwaitedReturns(&many).to_string();
+        assert!(text.contains("node 8 ") && text.ends_with("; and for 2 more"), "{text}");
+        assert_eq!(AwaitedReturns(&[]).to_string(), "");
     }
 }

@@ -2,18 +2,17 @@
 
 use std::collections::BTreeSet;
 
-use zbelastic_schedule::{Placement, Program};
+use zbelastic_schedule::Program;
 use zbelastic_types::{LayerId, StageIndex};
 
 use super::PlanSolution;
-use crate::contact::FailureDomain;
 use crate::job::JobSpec;
 use crate::member::{Holder, Resources};
-use crate::plan::{LayerSource, PlanRecord, copies_beside, counted_holders};
+use crate::plan::{LayerSource, PlanRecord};
 use crate::pre_copy::{held_layers, needed_layers};
 
 /// The cost of a stage that no holder may get. Those of all stages together are below 2^62.
-const FORBIDDEN: u64 = 1 << 55;
+pub(super) const FORBIDDEN: u64 = 1 << 55;
 
 /// Holders in the order of stages. A holder that stays keeps its place in the order, a new one
 /// fills the place of one that went, and holders that are left over go to the end.
@@ -81,7 +80,7 @@ pub fn least_moved(before: &PlanRecord, plan: &PlanRecord, spec: &JobSpec) -> u6
     assigned.into_iter().enumerate().map(|(stage, from)| cost(stage, from)).sum()
 }
 
-fn bytes_of<'a>(spec: &JobSpec, layers: impl Iterator<Item = &'a LayerId>) -> u64 {
+pub(super) fn bytes_of<'a>(spec: &JobSpec, layers: impl Iterator<Item = &'a LayerId>) -> u64 {
     layers.map(|layer| spec.layer_bytes.get(layer.index()).copied().unwrap_or(1).max(1)).sum()
 }
 
@@ -102,7 +101,7 @@ fn needed_at(
 
 /// For each row the column it is given, each once, at the least cost in all: the Hungarian method
 /// with potentials, rows added one after the other.
-fn assignment(count: usize, cost: impl Fn(usize, usize) -> u64) -> Vec<usize> {
+pub(super) fn assignment(count: usize, cost: impl Fn(usize, usize) -> u64) -> Vec<usize> {
     // Each is computed once: a search looks at them again and again.
     let cells = (0..count).flat_map(|row| (0..count).map(move |column| (row, column)));
     let costs: Vec<i64> = cells.map(|(row, column)| cost(row, column) as i64).collect();
@@ -151,72 +150,17 @@ fn assignment(count: usize, cost: impl Fn(usize, usize) -> u64) -> Vec<usize> {
     given
 }
 
-/// For each stage the stages that keep copies of it, each of whose failure domains is given. They
-/// are in other zones and on other machines than the stages that have it already, as far as there
-/// are such and none of them keeps more than one copy more than its share; of several the next ones
-/// behind `offset`, in a ring of the others. Another offset makes other pairs.
-#[must_use]
-pub(super) fn copies(
-    domains: &[FailureDomain],
-    placement: &Placement,
-    (wanted, offset): (u32, u32),
-) -> Vec<Vec<StageIndex>> {
-    let stage_count = domains.len() as u32;
-    let others = stage_count.saturating_sub(1);
-    let mut kept = vec![0; domains.len()];
-    let choose = |stage: u32| {
-        let count = copies_beside(wanted, placement, StageIndex(stage));
-        let holders = counted_holders(placement, StageIndex(stage));
-        let mut has: Vec<usize> = holders.iter().map(|stage| stage.index()).collect();
-        let own = has.len();
-        for _ in 0..count {
-            let ring = (0..others).map(|place| stage + 1 + (offset % others + place) % others);
-            let free = ring.map(|at| (at % stage_count) as usize).filter(|at| !has.contains(at));
-            let cost = |at: &usize| {
-                let shared = |is: fn(&FailureDomain, &FailureDomain) -> bool| {
-                    has.iter().filter(|other| is(&domains[*at], &domains[**other])).count()
-                };
-                let load: u32 = kept[*at];
-                let crowded = (load > count, shared(FailureDomain::shares_host));
-                (crowded, shared(FailureDomain::shares_zone), load >= count)
-            };
-            let by = free.min_by_key(cost).expect("there are as many others");
-            kept[by] += 1;
-            has.push(by);
-        }
-        has[own..].iter().map(|at| StageIndex(*at as u32)).collect()
-    };
-    (0..stage_count).map(choose).collect()
-}
-
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use rand_xoshiro::SplitMix64;
     use rand_xoshiro::rand_core::{Rng, SeedableRng};
-    use zbelastic_schedule::{Placement, PlacementShape, Window};
-    use zbelastic_types::StageIndex;
+    use zbelastic_schedule::Window;
 
     use super::{assignment, reseated};
-    use crate::contact::FailureDomain;
     use crate::fixture::{FixtureLog, side_by_side_twice, solution, spec};
-    use crate::job::{COPIES_MAX, JobSpec};
+    use crate::job::JobSpec;
     use crate::member::{Holder, Resources};
     use crate::pre_copy::held_layers;
-
-    fn copies(stage_count: u32, wanted: u32, offset: u32) -> Vec<Vec<StageIndex>> {
-        let domains = vec![FailureDomain::default(); stage_count as usize];
-        super::copies(&domains, &Placement::line(stage_count), (wanted, offset))
-    }
-
-    /// Places of as many stages: the letters are zones, two stages to a machine if they are paired.
-    fn domains(zones: &str, is_paired: bool) -> Vec<FailureDomain> {
-        let host = |at: usize| if is_paired { at / 2 + 1 } else { at + 1 } as u64;
-        let place =
-            |(at, zone): (usize, char)| FailureDomain { zone: zone.to_string(), host: host(at) };
-        zones.chars().enumerate().map(place).collect()
-    }
 
     /// The least cost of all orders.
     fn least(count: usize, used: &mut Vec<usize>, cost: &impl Fn(usize, usize) -> u64) -> u64 {
@@ -254,66 +198,6 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_copy_is_never_at_home_and_offsets_make_other_pairs() {
-        for wanted in 0..=COPIES_MAX {
-            assert_eq!(copies(1, wanted, 0), [[]; 1], "there is no elsewhere");
-            for (stage_count, offset) in (2..6).flat_map(|count| (0..6).map(move |o| (count, o))) {
-                for (stage, by) in copies(stage_count, wanted, offset).into_iter().enumerate() {
-                    assert_eq!(by.len() as u32, wanted.min(stage_count - 1));
-                    let keepers: BTreeSet<_> = by.iter().map(|by| by.index()).collect();
-                    assert_eq!(keepers.len(), by.len(), "each another one");
-                    assert!(!keepers.contains(&stage));
-                    assert!(keepers.iter().all(|keeper| *keeper < stage_count as usize));
-                }
-            }
-        }
-        assert_ne!(copies(3, 1, 0), copies(3, 1, 1));
-        assert_ne!(copies(4, 2, 0), copies(4, 2, 1));
-    }
-
-    /// Stages whose layers two nodes of one zone have, stages whose layers two on one machine have,
-    /// and the most copies that one node keeps.
-    fn shared(domains: &[FailureDomain], wanted: u32, offset: u32) -> (usize, usize, usize) {
-        let placement = Placement::line(domains.len() as u32);
-        let found = super::copies(domains, &placement, (wanted, offset));
-        let mut zones = 0;
-        let mut hosts = 0;
-        let mut kept = vec![0; domains.len()];
-        for (stage, by) in found.iter().enumerate() {
-            by.iter().for_each(|by| kept[by.index()] += 1);
-            let mut has: Vec<usize> = by.iter().map(|by| by.index()).collect();
-            has.push(stage);
-            let of = |is: fn(&FailureDomain, &FailureDomain) -> bool| {
-                let differ = |one: &usize, other: &usize| {
-                    one != other && is(&domains[*one], &domains[*other])
-                };
-                has.iter().any(|one| has.iter().any(|other| differ(one, other)))
-            };
-            zones += usize::from(of(FailureDomain::shares_zone));
-            hosts += usize::from(of(FailureDomain::shares_host));
-        }
-        (zones, hosts, kept.into_iter().max().unwrap_or(0))
-    }
-
-    #[test]
-    fn copies_stand_in_other_zones_and_on_other_machines_where_there_are_some() {
-        for offset in 0..9 {
-            for (zones, is_paired, wanted) in
-                [("aaaabbbb", false, 1), ("abababab", false, 1), ("aabbcc", false, 2)]
-            {
-                let (zones, hosts, most) = shared(&domains(zones, is_paired), wanted, offset);
-                assert_eq!((zones, hosts), (0, 0), "offset {offset}");
-                assert!(most <= wanted as usize + 1, "{most} copies at one");
-            }
-            let (_, hosts, most) = shared(&domains("aaaaaaaa", true), 1, offset);
-            assert!(hosts == 0 && most <= 2, "one zone, four machines");
-            let (zones, hosts, most) = shared(&domains("aaaaaaab", false), 1, offset);
-            assert!(hosts == 0 && most <= 2, "one is not to keep all copies");
-            assert_eq!(zones, 5, "the one in the other zone keeps two, and its own go elsewhere");
-        }
-    }
-
     /// Of two pipelines of two stages one node is lost: of the three that are left two go on without a
     /// layer moved, whichever was lost.
     #[test]
@@ -339,38 +223,6 @@ mod tests {
                 let held = held_layers(&before, *holder);
                 assert!(plan.layers_of(stage).all(|layer| held.contains(&layer)), "without {lost}");
             }
-        }
-    }
-
-    /// Two pipelines hold each layer twice: of two other holders one keeps a copy, and is none of them.
-    #[test]
-    fn a_layer_that_two_pipelines_train_needs_a_copy_less() {
-        let copies = |columns, stages, wanted, offset| {
-            let domains = vec![FailureDomain::default(); stages as usize];
-            let placement = Placement::of_columns(PlacementShape::Line, columns, stages, stages);
-            super::copies(&domains, &placement.expect("legal"), (wanted, offset))
-        };
-        for offset in 0..5 {
-            assert_eq!(copies(2, 4, 1, offset), vec![Vec::new(); 4], "no copy");
-            let found = copies(2, 4, 2, offset);
-            assert!(found[2..].iter().all(Vec::is_empty), "they speak for no layer");
-            for (stage, by) in found[..2].iter().enumerate() {
-                assert!(by.len() == 1 && by[0].index() % 2 != stage, "{by:?} of {stage}");
-            }
-        }
-        assert_eq!(copies(4, 4, 3, 0), vec![Vec::new(); 4], "four pipelines of one stage");
-        assert_eq!(copies(2, 4, 3, 0)[0].len(), 2, "all others");
-    }
-
-    #[test]
-    fn no_zones_make_the_ring_of_before() {
-        for (count, wanted, offset) in [(5_u32, 1_u32, 0_u32), (5, 2, 3), (2, 1, 7), (9, 2, 4)] {
-            let ring = |stage: u32, place: u32| {
-                let others = count - 1;
-                StageIndex((stage + 1 + (offset % others + place) % others) % count)
-            };
-            let of = |stage| (0..wanted).map(|place| ring(stage, place)).collect::<Vec<_>>();
-            assert_eq!(copies(count, wanted, offset), (0..count).map(of).collect::<Vec<_>>());
         }
     }
 }

@@ -292,7 +292,9 @@ impl WorkerSession {
             member.unconfirmed.inventory.as_ref().is_some_and(|(taken, _)| *taken >= index);
         if member.inventory_due.is_none() && !is_taken {
             member.inventory_due = Some(index);
-            member.end_pre_copy();
+            if member.end_pre_copy() {
+                member.part.keep_followed(member.generation);
+            }
             let holder = member.holder;
             self.push_command(WorkerCommand::TakeInventory { holder, index });
         }

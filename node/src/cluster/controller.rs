@@ -42,7 +42,7 @@ use zbelastic_consensus::core::{Input, Output};
 use zbelastic_consensus::message::{Envelope, Message};
 use zbelastic_identity::{PeerIdentity, PeerRole};
 use zbelastic_policy::quorum_watch::{QuorumChange, QuorumWatch};
-use zbelastic_policy::trust::{ClaimContext, ClaimRefusal, check_claim};
+use zbelastic_policy::trust::{ClaimContext, ClaimRefusal, check_claim, connection_end};
 use zbelastic_transport::{ControlKind, RequestReply, Transport, TransportEvent};
 use zbelastic_types::NodeId;
 use zbelastic_wire::document::JobDocument;
@@ -249,7 +249,7 @@ impl ControllerNode {
                 let exit = self.connections.note_down(peer, reason, &mut self.ports.journal);
                 self.links.note_down(peer.node);
                 self.disks.note_down(peer.node);
-                self.send_to_core(Input::Closed { node: peer.node });
+                self.send_to_core(Input::Closed { node: peer.node, end: connection_end(reason) });
                 self.exit_if(exit);
             }
             TransportEvent::Control { from, bytes } => self.handle_control(from, &bytes),

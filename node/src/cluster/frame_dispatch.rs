@@ -4,9 +4,9 @@
 //! go the same way, so that they keep their order.
 //!
 //! Gradients go by two threads of their own: no pass waits for them, and there may be more of them
-//! than the queue to a peer holds. Those for copies are never dropped. A turn's gradients for a
-//! follower are, while those of two other turns wait to be sent to it: a layer that lacks them is
-//! requested again, or fetched when the plan begins.
+//! than the queue to a peer holds. Those for copies are never dropped. Of a turn's gradients for a
+//! follower some are, while those of two other turns wait to be sent to it: the layers that lack
+//! them are fetched when the plan begins.
 
 #[cfg(test)]
 mod tests;
@@ -101,20 +101,14 @@ impl<R: FrameCarrier> FrameDispatcher<R> {
     ///
     /// # Errors
     /// If the receiver of outputs was dropped.
-    pub(super) fn send(&mut self, to: NodeId, frame: PeerFrame) -> Result<(), OutputsClosed> {
-        let mut unsent = None;
-        let (queue, thread) = match lane(&frame.body) {
+    pub(super) fn send(&mut self, to: NodeId, mut frame: PeerFrame) -> Result<(), OutputsClosed> {
+        let Some((lane, unsent)) = self.unsent.admit(to, &mut frame.body) else { return Ok(()) };
+        let (queue, thread) = match lane {
             FrameLane::Pass { is_on_device } => {
                 (&mut self.queue, is_on_device.then_some(("frame-sender", FRAMES_QUEUED_MAX)))
             }
             FrameLane::Copy => (&mut self.gradients, Some(("gradients", GRADIENTS_MAX))),
-            FrameLane::Follower { turn } => {
-                unsent = self.unsent.admit(to, turn);
-                if unsent.is_none() {
-                    return Ok(());
-                }
-                (&mut self.updates, Some(("updates", GRADIENTS_MAX)))
-            }
+            FrameLane::Follower => (&mut self.updates, Some(("updates", GRADIENTS_MAX))),
         };
         if queue.is_none() {
             *queue = thread.and_then(|(name, frames_max)| self.forwarder.start(name, frames_max));
@@ -146,7 +140,7 @@ impl<R: FrameCarrier> FrameForwarder<R> {
         match outgoing(frame) {
             Ok(OutgoingMessage::Frames(frames)) => {
                 frames.into_iter().for_each(|frame| match lane {
-                    FrameLane::Copy | FrameLane::Follower { .. } => {
+                    FrameLane::Copy | FrameLane::Follower => {
                         self.carrier.submit_blocking(to, frame);
                     }
                     FrameLane::Pass { .. } => self.carrier.submit(to, frame),

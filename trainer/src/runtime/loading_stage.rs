@@ -45,6 +45,10 @@ const fn ticks_of_requests(count: u32) -> u32 {
     ticks
 }
 
+/// Ticks for which a layer on standby is not requested from others when a plan begins, from the last
+/// update that came: half a second, in which the largest message of one comes.
+const UPDATE_TICKS: u32 = 50;
+
 /// A layer on its way.
 struct AwaitedLayer {
     source: LayerSource,
@@ -161,6 +165,15 @@ impl LoadingStage {
         layers.into_iter().filter_map(|layer| self.request(layer)).collect()
     }
 
+    /// An update of layers on standby came. The owner trains no more, so what it sent before comes now:
+    /// a third of what the layers are that it brings forward.
+    fn await_updates(&mut self) {
+        self.arrived = self.tick;
+        for awaited in self.awaited.values_mut().filter(|awaited| awaited.attempts == 0) {
+            awaited.due = self.tick + UPDATE_TICKS;
+        }
+    }
+
     /// S3: a layer is accepted for the plan that requested it, from the nodes that it names.
     /// Whether its bits are the right ones is decided from the log, when all have reported what
     /// they loaded.
@@ -263,9 +276,9 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
             loading.digests.extend(reported.map(|digest| (layer, digest)));
             loading.images.insert(layer, image);
         } else {
-            // A layer on standby needs no request unless its last update does not come.
+            // A layer on standby needs no request unless its last updates do not come.
             let is_near = self.is_on_standby(loading, layer, source);
-            let due = if is_near { RETRY_TICKS } else { 0 };
+            let due = if is_near { UPDATE_TICKS } else { 0 };
             let awaited = AwaitedLayer { source: source.clone(), attempts: 0, due };
             loading.awaited.insert(layer, awaited);
             self.outbox.extend((!is_near).then(|| loading.request(layer)).flatten());
@@ -287,6 +300,13 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
     fn is_on_standby(&self, loading: &LoadingStage, layer: LayerId, source: &LayerSource) -> bool {
         let standby = self.standby.as_ref().filter(|_| names(source, loading.me.node));
         standby.is_some_and(|standby| standby.is_near(layer, loading.version()))
+    }
+
+    /// An update of layers on standby came while a plan loads them.
+    pub(super) fn await_standby(&mut self) {
+        if let RuntimePhase::Loading(loading) = &mut self.phase {
+            loading.await_updates();
+        }
     }
 
     /// Moves to the plan that loads those layers on standby that have reached its first version

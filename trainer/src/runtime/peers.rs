@@ -158,6 +158,7 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
             PeerBody::StandbyUpdate { turn, before, ref gradients } => {
                 let standby = self.standby.as_mut().ok_or(PeerFrameRefusal::NoStage)?;
                 standby.handle_update(&frame, (turn, before), gradients)?;
+                self.await_standby();
                 self.drive_standby();
                 Ok(())
             }

@@ -30,6 +30,12 @@ const RETRY_DOUBLINGS: u32 = 6;
 /// Updates of a layer that wait for the layer, or for the updates before them. With one more it is
 /// too far behind, and is requested anew.
 const UPDATES_MAX: usize = 4;
+/// Sealed steps whose gradients a layer lacks, with none of a later one there, from which on the way
+/// here counts as full: it does not carry in a step what a step's gradients of the layers here are.
+const BEHIND_STEPS: u64 = 2;
+/// Sealed steps whose gradients may still come when the plan begins: the owner's queue has two, and
+/// one was on its way.
+const COMING_STEPS: u64 = 3;
 /// Seals that wait for gradients; the oldest goes.
 const SEALS_MAX: usize = 8;
 
@@ -38,7 +44,8 @@ struct StandbyLayer<C> {
     owner: Holder,
     /// The layer, and the turn whose seal it applies next.
     copy: Option<(C, Turn)>,
-    /// Memory does not hold it: it is fetched when the plan begins.
+    /// Memory does not hold it, or the way here does not carry its gradients: it is fetched when
+    /// the plan begins.
     is_given_up: bool,
     attempts: u32,
     /// Tick at which it is requested again.
@@ -62,9 +69,22 @@ impl<C: LayerCopy> StandbyLayer<C> {
         if self.updates.len() > UPDATES_MAX {
             if self.copy.take().is_some() {
                 (self.attempts, self.due) = (0, 0);
+            } else if self.attempts > 0 {
+                // When it comes it will lack the first of them.
+                self.is_given_up = true;
             }
             self.updates.pop_first();
         }
+        if self.is_given_up {
+            self.updates.clear();
+        }
+    }
+
+    /// Whether the gradients of several sealed steps are on their way, and none of a later one is here.
+    fn is_behind(&self, sealed: Step) -> bool {
+        let version = self.copy.as_ref().map(|(copy, _)| copy.version());
+        let is_late = version.is_some_and(|version| version.0 + BEHIND_STEPS <= sealed.0);
+        is_late && self.updates.is_empty()
     }
 
     /// Applies the seals whose gradients are here. A layer whose gradient does not fit is requested
@@ -97,6 +117,9 @@ pub(super) struct StandbyLayers<C> {
     layers: BTreeMap<LayerId, StandbyLayer<C>>,
     seals: BTreeMap<Turn, Seal>,
     tick: u32,
+    /// The gradients of the layers here come later than steps are sealed: no further layer is
+    /// requested.
+    is_full: bool,
     is_reported: bool,
 }
 
@@ -118,13 +141,31 @@ impl<C: LayerCopy> StandbyLayers<C> {
             let kept = known.remove(&planned.layer).filter(|kept| kept.owner == planned.owner);
             layers.insert(planned.layer, kept.unwrap_or_else(|| StandbyLayer::new(planned.owner)));
         }
+        let is_full = false;
         let is_reported = false;
-        (!layers.is_empty()).then_some(Self { pre_copy, me, layers, seals, tick, is_reported })
+        let standby = Self { pre_copy, me, layers, seals, tick, is_full, is_reported };
+        (!standby.layers.is_empty()).then_some(standby)
     }
 
     /// The layers, as far as they are here.
     pub(super) fn copies(&self) -> impl Iterator<Item = &C> {
         self.layers.values().filter_map(|standby_layer| Some(&standby_layer.copy.as_ref()?.0))
+    }
+
+    /// The layers as they are, each at the version that it has reached: the sealed one if its last
+    /// gradient is here.
+    pub(super) fn into_images(self) -> impl Iterator<Item = LayerImage> {
+        let sealed = self.sealed();
+        let copies = self.layers.into_values().filter_map(|standby_layer| standby_layer.copy);
+        copies.map(move |(copy, _)| match mutant::is(Mutant::M53FollowedCountsAsSealed) {
+            true => LayerImage { version: sealed, ..copy.image() },
+            false => copy.image(),
+        })
+    }
+
+    /// Steps known to be sealed.
+    fn sealed(&self) -> Step {
+        self.seals.last_key_value().map_or(Step(0), |(_, seal)| seal.next_turn().step)
     }
 
     /// A layer at this version, taken out.
@@ -138,10 +179,13 @@ impl<C: LayerCopy> StandbyLayers<C> {
         Some(LayerImage { version, ..image })
     }
 
-    /// Whether a layer is about to be at this version: the missing updates are on their way.
+    /// Whether a layer may reach this version: the missing updates may be on their way.
     pub(super) fn is_near(&self, layer: LayerId, version: Step) -> bool {
         let copy = self.layers.get(&layer).and_then(|standby_layer| standby_layer.copy.as_ref());
-        copy.is_some_and(|(copy, _)| copy.version().next() == version)
+        copy.is_some_and(|(copy, _)| {
+            let is_older = copy.version() < version;
+            is_older && version.0 <= copy.version().0 + COMING_STEPS
+        })
     }
 
     pub(super) fn settle(&mut self, seal: &Seal) {
@@ -152,8 +196,14 @@ impl<C: LayerCopy> StandbyLayers<C> {
         self.layers.values_mut().for_each(|standby_layer| standby_layer.advance(&self.seals));
     }
 
-    /// Requests the layers that have not come, few at a time.
+    /// Requests the layers that have not come, few at a time; none any more once the way here is full.
     pub(super) fn request_missing(&mut self) -> Vec<RuntimeOutput> {
+        let sealed = self.sealed();
+        self.is_full |= self.layers.values().any(|standby_layer| standby_layer.is_behind(sealed));
+        if self.is_full {
+            let is_next = |layer: &&mut StandbyLayer<C>| layer.is_missing() && layer.attempts == 0;
+            self.layers.values_mut().filter(is_next).for_each(|layer| layer.is_given_up = true);
+        }
         let generation = self.pre_copy.generation;
         let sender = self.me;
         let now = self.tick;

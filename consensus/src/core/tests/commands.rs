@@ -273,7 +273,8 @@ fn training_status(state: &State) -> TrainingStatus {
 
 /// Which nodes a leader waits for, and for what.
 fn awaited(status: &TrainingStatus) -> Vec<(u64, AwaitedAnswer)> {
-    let (TrainingStatus::Planning { awaited } | TrainingStatus::Loading { awaited, .. }) = status
+    let (TrainingStatus::Planning { awaited, .. } | TrainingStatus::Loading { awaited, .. }) =
+        status
     else {
         panic!("{status} waits for nobody")
     };

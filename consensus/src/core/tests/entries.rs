@@ -1,6 +1,6 @@
 //! What the log holds and cannot be applied: by a newer program, by a broken one, or too late.
 
-use super::super::{Core, CoreRefusal, Event, FatalCause, Input, Output};
+use super::super::{ConnectionEnd, Core, CoreRefusal, Event, FatalCause, Input, Output};
 use super::in_process::{CONTROLLER, disk, leader, n, persist, recover, setup};
 use crate::codec::{self, DecodeError, Format};
 use crate::duty::{NoPlan, PlanSolution};
@@ -40,7 +40,7 @@ fn check_fatal(bad: Vec<u8>, expected: DecodeError) {
     assert_eq!(codec::encode(core.state()), codec::encode(&good), "what came before is applied");
     let last = Output::Fatal(FatalCause::Version(expected));
     assert_eq!(outputs.last(), Some(&last));
-    for input in [Input::Tick, Input::Closed { node: n(1) }] {
+    for input in [Input::Tick, Input::Closed { node: n(1), end: ConnectionEnd::Closed }] {
         assert!(matches!(core.handle(input), Err(CoreRefusal::Stopped)));
     }
     assert_eq!((core.poll_output(), core.duties().is_none()), (None, true));
@@ -262,10 +262,22 @@ fn what_could_not_be_an_entry_does_not_stand_in_the_way() {
     );
     core.handle(input).expect_err("there are four layers");
     assert_eq!(core.refusals()["too-many-layers"], 1);
-    core.handle(Input::Closed { node: n(2) }).expect("it is noted");
+    core.handle(Input::Closed { node: n(2), end: ConnectionEnd::Closed }).expect("it is noted");
     let outputs = persist(&mut core);
     assert!(
         requested_number(&outputs).is_some(),
         "a plan without node 2 is asked for: {outputs:#?}"
     );
+}
+
+/// A connection that was given up because nothing came shows no more than silent heartbeats do, and
+/// their silence has bounds of its own.
+#[test]
+fn r9_a_connection_that_ended_in_silence_is_no_loss() {
+    for (end, is_loss) in [(ConnectionEnd::Silent, false), (ConnectionEnd::Closed, true)] {
+        let mut core = leader(&FixtureLog::running(spec(), &[1, 2]).state);
+        persist(&mut core);
+        core.handle(Input::Closed { node: n(2), end }).expect("it is noted");
+        assert_eq!(requested_number(&persist(&mut core)).is_some(), is_loss, "{end:?}");
+    }
 }

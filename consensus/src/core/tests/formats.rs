@@ -1,6 +1,6 @@
 //! Programs are changed one node after the other: the format is raised once all read a newer one.
 
-use super::super::{Event, FatalCause, Input};
+use super::super::{ConnectionEnd, Event, FatalCause, Input};
 use super::in_process::{CONTROLLER, InProcessCluster, n, persist, recover, setup};
 use crate::codec::{DecodeError, Format};
 use crate::core::Core;
@@ -58,7 +58,9 @@ fn the_format_waits_for_who_is_away() {
     let away = CONTROLLER + 2;
     connect(&mut cluster, away, Format::NEWEST);
     for controller in [CONTROLLER, CONTROLLER + 1].map(n) {
-        cluster.input(controller, Input::Closed { node: n(away) }).expect("it is noted");
+        cluster
+            .input(controller, Input::Closed { node: n(away), end: ConnectionEnd::Closed })
+            .expect("it is noted");
     }
     for node in [CONTROLLER, CONTROLLER + 1, 1] {
         connect(&mut cluster, node, Format::NEWEST);

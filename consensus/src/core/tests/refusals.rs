@@ -6,7 +6,7 @@ use zbelastic_types::{
     Attempt, ClusterId, Generation, Incarnation, LayerId, NodeId, StageIndex, Step,
 };
 
-use super::super::{Core, CoreRefusal, Input, OperatorCommand, Output};
+use super::super::{ConnectionEnd, Core, CoreRefusal, Input, OperatorCommand, Output};
 use super::in_process::{CONTROLLER, leader, n, persist, recovered};
 use crate::codec;
 use crate::duty::{HELD_VERSIONS_MAX, WithheldReason};
@@ -426,7 +426,8 @@ fn a_follower_takes_no_commands_and_no_news() {
     let number = 1;
     let solution = Box::new(Ok(crate::fixture::solution(2, zbelastic_schedule::Window::One)));
     check(&mut core, Input::Solved { number, solution }, "unasked-plan");
-    core.handle(Input::Closed { node: n(1) }).expect("a follower ignores it");
+    core.handle(Input::Closed { node: n(1), end: ConnectionEnd::Closed })
+        .expect("a follower ignores it");
     assert_eq!(persist(&mut core), []);
 }
 

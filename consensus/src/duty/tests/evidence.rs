@@ -2,7 +2,7 @@
 
 use zbelastic_types::{LayerId, NodeId, Step};
 
-use crate::duty::{AwaitedAnswer, AwaitedMember, LeaderAction, PlanNeed};
+use crate::duty::{AwaitedAnswer, AwaitedMember, AwaitedReturn, LeaderAction, PlanNeed};
 use crate::entry::{Entry, RewindReason};
 use crate::fixture::{FixtureLog, LOST_AFTER_TICKS, admit, lost};
 use crate::job::JobSpec;
@@ -148,6 +148,13 @@ fn report_first(harness: &mut DutiesHarness) {
     harness.report_held(1, &[0, 2, 3], 6);
 }
 
+/// Status names both, and for how long they are waited for.
+fn check_returns(harness: &DutiesHarness, left_ticks: u32) {
+    let awaited = |node| AwaitedReturn { node: NodeId(node), layer: LayerId(1), left_ticks };
+    let returns = harness.duties.awaited_returns(&harness.log.state);
+    assert_eq!(returns, [awaited(2), awaited(3)]);
+}
+
 fn check_rewind(harness: &mut DutiesHarness) {
     let proposed = harness.act();
     let [.., Entry::Rewind { to, reason, .. }] = &proposed[..] else { panic!("{proposed:?}") };
@@ -172,9 +179,12 @@ fn r9_members_that_were_lost_for_their_silence_alone_may_come_back_with_what_the
 fn r9_members_that_are_lost_for_their_silence_are_not_waited_for_for_ever() {
     let so_far = LOST_AFTER_TICKS + 1;
     let mut harness = with_two_silent();
+    check_returns(&harness, TIMING.progress_ticks - so_far);
     harness.tick(TIMING.progress_ticks - so_far - 1, &[1]);
     assert_eq!(harness.act(), []);
+    check_returns(&harness, 1);
     harness.tick(1, &[1]);
+    assert_eq!(harness.duties.awaited_returns(&harness.log.state), []);
     check_rewind(&mut harness);
     let mut harness = with_two_silent();
     harness.elect_anew();

@@ -7,8 +7,8 @@ use zbelastic_types::{Generation, LayerId, NodeId, Step};
 
 use crate::checkpoint::CheckpointRecord;
 use crate::contact::FailureDomain;
+use crate::duty::keepers::copies;
 use crate::duty::restore::{LayerInventory, RestorePoint, restore_point};
-use crate::duty::seating::copies;
 use crate::fixture::digest;
 use crate::message::HeldLayer;
 use crate::plan::{LayerSource, SOURCES_MAX};

@@ -146,3 +146,22 @@ fn a_plan_without_it_ends_what_it_follows() {
     let holder = log.holder(1);
     assert_eq!(harness.take_commands(), [WorkerCommand::PreCopy { holder, pre_copy: None }]);
 }
+
+/// What was followed may be all that is left of its owner's layers. It is let go of like others that this
+/// node held, once a later plan runs without it.
+#[test]
+fn what_was_followed_is_held_until_a_later_plan_runs() {
+    let mut log = joined();
+    let mut harness = following(&log);
+    let changes = briefing(&log, BriefingContent::Changes);
+    let requested = Briefing { requests_inventory: true, ..changes };
+    harness.try_brief(CONTROLLERS[0], requested).expect("it belongs");
+    let (holder, index) = (log.holder(1), log.state.applied());
+    assert_eq!(harness.take_commands(), [WorkerCommand::TakeInventory { holder, index }]);
+    log.adopt(log.plan(&[2, 3]));
+    harness.brief(&log, BriefingContent::All);
+    assert_eq!(harness.take_commands(), [], "others load it");
+    log.load();
+    harness.brief(&log, BriefingContent::Changes);
+    assert_eq!(harness.take_commands(), [WorkerCommand::Release]);
+}
