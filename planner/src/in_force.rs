@@ -264,7 +264,7 @@ mod tests {
         let halves = kept(&many, &lost(&many), &seven);
         assert_eq!((columns(&whole), columns(&halves)), (4, 8));
         assert!(is_shorter(halves.period, whole.period), "{} {}", halves.period, whole.period);
-        let memory = plan_memory(&many.sizes, &many.model, &halves.plan, 0);
+        let memory = plan_memory(&many.sizes, &many.model, many.optimizer, &halves.plan, 0);
         let most = memory.iter().map(StageMemory::total).max().expect("stages");
         let limited = PlannerJob { stage_bytes_max: Some(Bytes(most.0 - 1)), ..many.clone() };
         assert_eq!(columns(&kept(&limited, &lost(&many), &seven)), 4, "it needs less");
