@@ -25,6 +25,7 @@ pub mod piece_body;
 pub mod piece_copies;
 pub mod piece_sink;
 pub mod quorum_watch;
+pub mod recent;
 pub mod renewal;
 pub mod roster;
 pub mod scrub;

@@ -10,5 +10,6 @@ mod messages;
 
 pub use messages::{
     BulkKey, CollectedSpace, CollectionRequest, FreedSpace, LayerMessage, NodeAnswer, NodeMessage,
-    NodeRequest, PieceRef, SaveFailed, StoreReferences, decode, encode, layer_bytes,
+    NodeRequest, PieceRef, SaveFailed, StoreReferences, collection_report, decode, encode,
+    layer_bytes,
 };

@@ -2,7 +2,7 @@
 //! determines what it is. What travels as floats is in [`crate::frames`].
 
 use serde::{Deserialize, Serialize};
-use zbelastic_api::LongActivity;
+use zbelastic_api::{CollectionReport, LongActivity};
 use zbelastic_consensus::access::AuthorityReport;
 use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::validation::Turn;
@@ -13,7 +13,7 @@ use zbelastic_policy::scrub::ScrubReport;
 use zbelastic_policy::trust::MemberClaim;
 use zbelastic_timing::{MeasuredSlice, MessageArrival};
 use zbelastic_trainer::model::{LayerSpec, LayerTimes};
-use zbelastic_types::{Digest, Generation, LayerId, StageIndex, Step};
+use zbelastic_types::{Bytes, Digest, Generation, LayerId, NodeId, StageIndex, Step};
 
 pub use zbelastic_policy::piece::{
     CollectedSpace, FreedSpace, PieceRef, SaveFailed, StoreReferences,
@@ -340,6 +340,30 @@ pub fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, postcard::Er
     match postcard::take_from_bytes(bytes)? {
         (value, []) => Ok(value),
         (_, _) => Err(postcard::Error::DeserializeBadEncoding),
+    }
+}
+
+/// What a collection on a node removed and kept, or why it did not.
+#[must_use]
+pub fn collection_report(
+    node: NodeId,
+    outcome: Result<CollectedSpace, String>,
+) -> CollectionReport {
+    let CollectedSpace { freed, asides } = match outcome {
+        Ok(space) => space,
+        Err(why) => {
+            let mut nothing = CollectedSpace::default();
+            nothing.asides.fault = Some(why);
+            nothing
+        }
+    };
+    CollectionReport {
+        node,
+        chunks: freed.chunks,
+        bytes: Bytes(freed.bytes),
+        aside_bytes_removed: Bytes(asides.removed.bytes),
+        aside_bytes_kept: Bytes(asides.kept.bytes),
+        error: asides.fault,
     }
 }
 

@@ -4,13 +4,13 @@
 //! Nothing here is needed to continue: a disk that accepts no more lines costs lines, and nothing
 //! else.
 
-use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::path::Path;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 
 use zbelastic_api::{ClusterEvent, EventKind, LogLine, ReportedEntries};
+use zbelastic_policy::recent::Recent;
 use zbelastic_timing::unix_ms;
 use zbelastic_whole_file::{RotatedLines, last_lines};
 
@@ -38,12 +38,10 @@ pub enum LogEcho {
 /// The journal of a node.
 pub struct Journal {
     number: u64,
-    events: VecDeque<ClusterEvent>,
-    next_event: u64,
+    events: Recent<ClusterEvent>,
     /// The entries of the cluster's log whose events are in the file.
     recorded: ReportedEntries,
-    lines: VecDeque<LogLine>,
-    next_line: u64,
+    lines: Recent<LogLine>,
     file: SyncSender<String>,
     echo: LogEcho,
 }
@@ -59,11 +57,9 @@ impl Journal {
         thread::Builder::new().name("journal".to_owned()).spawn(move || write_all(file, &inbox))?;
         let mut journal = Self {
             number: unix_ms(),
-            events: VecDeque::new(),
-            next_event: 0,
+            events: Recent::new(EVENTS_KEPT),
             recorded: ReportedEntries::default(),
-            lines: VecDeque::new(),
-            next_line: 0,
+            lines: Recent::new(LINES_KEPT),
             file: lines,
             echo,
         };
@@ -97,7 +93,7 @@ impl Journal {
     }
 
     fn append(&mut self, kind: EventKind, log_index: Option<u64>) {
-        let event = ClusterEvent::new(self.next_event, unix_ms(), kind).of_entry(log_index);
+        let event = ClusterEvent::new(self.events.next(), unix_ms(), kind).of_entry(log_index);
         if let Ok(line) = serde_json::to_string(&event) {
             let _ = self.file.try_send(line);
         }
@@ -108,11 +104,7 @@ impl Journal {
     }
 
     fn remember(&mut self, event: ClusterEvent) {
-        self.events.push_back(ClusterEvent { sequence: self.next_event, ..event });
-        self.next_event += 1;
-        while self.events.len() > EVENTS_KEPT {
-            self.events.pop_front();
-        }
+        self.events.push(ClusterEvent { sequence: self.events.next(), ..event });
     }
 
     /// Records a warning that an operator should look at.
@@ -125,21 +117,12 @@ impl Journal {
         if self.echo == LogEcho::Yes {
             let _ = writeln!(io::stderr(), "{}", zbelastic_api::escape(&text));
         }
-        let line = LogLine { sequence: self.next_line, at_ms: unix_ms(), text };
-        self.next_line += 1;
-        self.lines.push_back(line);
-        while self.lines.len() > LINES_KEPT {
-            self.lines.pop_front();
-        }
+        self.lines.push(LogLine { sequence: self.lines.next(), at_ms: unix_ms(), text });
     }
 
     /// Events from a sequence number on, with the oldest kept and the next one.
     pub fn events(&self, from: u64, max: usize) -> (u64, u64, Vec<ClusterEvent>) {
-        let first = self.events.front().map_or(self.next_event, |event| event.sequence);
-        let matching = self.events.iter().skip_while(|event| event.sequence < from);
-        let events: Vec<ClusterEvent> = matching.take(max).cloned().collect();
-        let next = events.last().map_or(from.max(first).min(self.next_event), |e| e.sequence + 1);
-        (first, next, events)
+        self.events.page(from, max)
     }
 
     /// Distinguishes this journal from that of another node or an earlier start.
@@ -151,16 +134,12 @@ impl Journal {
     /// The number of the next event.
     #[must_use]
     pub fn next_event(&self) -> u64 {
-        self.next_event
+        self.events.next()
     }
 
     /// Lines from a sequence number on, with the oldest kept and the next one.
     pub fn lines(&self, from: u64, max: usize) -> (u64, u64, Vec<LogLine>) {
-        let first = self.lines.front().map_or(self.next_line, |line| line.sequence);
-        let matching = self.lines.iter().skip_while(|line| line.sequence < from);
-        let lines: Vec<LogLine> = matching.take(max).cloned().collect();
-        let next = lines.last().map_or(from.max(first).min(self.next_line), |l| l.sequence + 1);
-        (first, next, lines)
+        self.lines.page(from, max)
     }
 }
 

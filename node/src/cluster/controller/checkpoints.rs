@@ -2,15 +2,14 @@
 
 use std::sync::Arc;
 
-use zbelastic_checkpoint::{CheckpointStore, CheckpointStoreError, CollectedAsides, SledStore};
+use zbelastic_checkpoint::{CheckpointStore, CheckpointStoreError, SledStore};
 use zbelastic_consensus::state::State;
 use zbelastic_identity::{PeerIdentity, PeerRole};
 use zbelastic_trainer::elastic::{ChainingValue, LayerImage, layer_digest, nth_moment_value};
 use zbelastic_transport::{BulkBody, BulkFetch, RequestReply, Transport};
 use zbelastic_types::{Bytes, Digest, NodeId};
 use zbelastic_wire::{
-    self as wire, BulkKey, CollectedSpace, FreedSpace, NodeAnswer, NodeRequest, PieceRef,
-    StoreReferences,
+    self as wire, BulkKey, CollectedSpace, NodeAnswer, NodeRequest, PieceRef, StoreReferences,
 };
 
 use super::answers::not_found;
@@ -20,8 +19,8 @@ use crate::cluster::checkpoint_thread::{self, CheckpointThread, collect_now};
 use crate::cluster::requests;
 use crate::cluster::run_log::RunLog;
 use zbelastic_api::{
-    ApiAnswer, ApiRefusal, BackupPiece, CollectionReport, CopyState, HexDigest, LayerCopyStatus,
-    LayerPiece, LayerVerified, PIECE_BYTES_MAX, ResourceKind, TracePiece, encode_answer,
+    ApiAnswer, ApiRefusal, BackupPiece, CopyState, HexDigest, LayerCopyStatus, LayerPiece,
+    LayerVerified, PIECE_BYTES_MAX, ResourceKind, TracePiece, encode_answer,
 };
 
 /// Reads every copy of a layer there may be, and compares: off the loop, for disks are slow.
@@ -128,7 +127,7 @@ pub(super) fn collect_all(ports: &ControllerPorts, reply: RequestReply) {
             } else {
                 collect_on(&transport, node, referred.clone()).await
             };
-            collected.push(collection_report(node, outcome));
+            collected.push(wire::collection_report(node, outcome));
         }
         send(reply, &ApiAnswer::Collected(collected));
     });
@@ -186,23 +185,6 @@ async fn collect_on(
         NodeAnswer::Collected(_) | NodeAnswer::Renewed { .. } | NodeAnswer::AuthorityKey(_) => {
             Err("it answered something else".to_owned())
         }
-    }
-}
-
-fn collection_report(node: NodeId, outcome: Result<CollectedSpace, String>) -> CollectionReport {
-    let space = outcome.unwrap_or_else(|why| CollectedSpace {
-        asides: CollectedAsides { fault: Some(why), ..CollectedAsides::default() },
-        ..CollectedSpace::default()
-    });
-    let FreedSpace { chunks, bytes } = space.freed;
-    let CollectedAsides { removed, kept, fault } = space.asides;
-    CollectionReport {
-        node,
-        chunks,
-        bytes: Bytes(bytes),
-        aside_bytes_removed: Bytes(removed.bytes),
-        aside_bytes_kept: Bytes(kept.bytes),
-        error: fault,
     }
 }
 
