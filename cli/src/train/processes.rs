@@ -298,7 +298,11 @@ fn parent_of(
     let run = if is_ended {
         run
     } else {
-        client.change_job(ApiRequest::Stop)?;
+        match client.change_job(ApiRequest::Stop) {
+            // A controller that starts again lists runs before it has applied all of its log.
+            Ok(_) | Err(ApiError::Refused(ApiRefusal::WrongState(WrongState::Done))) => {}
+            Err(error) => return Err(error.into()),
+        }
         newest(client)?.unwrap_or(run)
     };
     Ok(Some(ParentRun { name: run.name, step: run.checkpoints.last().copied() }))
