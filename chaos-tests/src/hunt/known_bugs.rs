@@ -284,9 +284,10 @@ impl KnownBug {
     #[must_use]
     pub const fn expected(self) -> &'static [Invariant] {
         match self {
-            // A voter that forgot the members waits for voters that were removed.
+            // A voter that forgot the members waits for voters that were removed; voters that forgot a
+            // plan agree on another one.
             Self::Bug(Bug::M1AckBeforeSync) => {
-                &[Invariant::S2, Invariant::S6, Invariant::L1, Invariant::L3]
+                &[Invariant::S2, Invariant::S4, Invariant::S6, Invariant::L1, Invariant::L3]
             }
             // Of several pipelines, another one's sum is reported before the stale pass is.
             Self::Mutant(Mutant::M2TurnUnchecked) => &[Invariant::S3, Invariant::N3],

@@ -1,5 +1,6 @@
 //! The machines of a life, and the processes that run on them.
 
+use std::cell::Cell;
 use std::collections::{BTreeSet, VecDeque};
 
 use zbelastic_consensus::core::Core;
@@ -121,7 +122,7 @@ pub(super) struct WorkerProcess<M: StageFactory, S> {
     pub(super) checked: Option<(Turn, Step)>,
     /// A bit of a state was flipped elsewhere, the node that held it has gone back, and the order
     /// to go back is still on its way to this one, which may follow that state.
-    pub(super) may_follow_flipped: bool,
+    pub(super) may_follow_flipped: Cell<bool>,
     /// State that only a known bug looks at.
     pub(super) last_program: Option<Program>,
 }

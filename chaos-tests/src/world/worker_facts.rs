@@ -57,7 +57,13 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerFacts for Workers<M, S> {
     }
 
     fn forget_flips(&self) {
-        self.machines.values().for_each(|m| m.faults.borrow_mut().forget_flip());
+        let is_flipped = self.machines.values().any(|m| m.faults.borrow().flipped().is_some());
+        for machine in self.machines.values() {
+            machine.faults.borrow_mut().forget_flip();
+            if let Some(process) = machine.process.as_ref().filter(|_| is_flipped) {
+                process.may_follow_flipped.set(true);
+            }
+        }
     }
 
     fn holder_of(

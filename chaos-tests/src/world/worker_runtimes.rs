@@ -384,7 +384,8 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
             return None;
         }
         let process = self.machines.get(&node)?.process.as_ref()?;
-        let is_sound = process.session.cluster() == env.cluster && !process.may_follow_flipped;
+        let is_sound =
+            process.session.cluster() == env.cluster && !process.may_follow_flipped.get();
         is_sound.then_some(process)
     }
 

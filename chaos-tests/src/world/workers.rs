@@ -1,5 +1,6 @@
 //! The machines of workers: session and runtime.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -106,7 +107,7 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
             transfers: 0,
             reported_inventory: None,
             checked: None,
-            may_follow_flipped: false,
+            may_follow_flipped: Cell::new(false),
             inventories_due: BTreeSet::new(),
             last_program: None,
         });
@@ -327,10 +328,10 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
     fn forget_flip(&mut self, node: NodeId) {
         let is_flipped = self.machines[&node].faults.borrow().flipped().is_some();
         self.machines[&node].faults.borrow_mut().forget_flip();
-        for (other, machine) in &mut self.machines {
-            let Some(process) = &mut machine.process else { continue };
-            process.may_follow_flipped =
-                *other != node && (is_flipped || process.may_follow_flipped);
+        for (other, machine) in &self.machines {
+            let Some(process) = &machine.process else { continue };
+            let may_follow = &process.may_follow_flipped;
+            may_follow.set(*other != node && (is_flipped || may_follow.get()));
         }
     }
 
