@@ -20,14 +20,18 @@ pub struct WorkerPeak {
 /// one machine are more than its cores reach, a part of that in proportion.
 #[must_use]
 pub fn shared_peaks(workers: &BTreeMap<NodeId, WorkerPeak>) -> BTreeMap<NodeId, u64> {
-    let share = |peak: &WorkerPeak| {
-        let is_here = |other: &&WorkerPeak| peak.machine != 0 && other.machine == peak.machine;
-        let here = || workers.values().filter(is_here);
-        let wanted: u128 = here().map(|other| u128::from(other.own)).sum();
-        match here().filter_map(|other| other.of_machine).max().map(u128::from) {
-            Some(cores) if wanted > cores => (u128::from(peak.own) * cores / wanted) as u64,
-            Some(_) | None => peak.own,
+    // By machine, the rates of its workers together and of its cores.
+    let mut machines: BTreeMap<u64, (u128, Option<u64>)> = BTreeMap::new();
+    for peak in workers.values().filter(|peak| peak.machine != 0) {
+        let (wanted, cores) = machines.entry(peak.machine).or_default();
+        *wanted += u128::from(peak.own);
+        *cores = (*cores).max(peak.of_machine);
+    }
+    let share = |peak: &WorkerPeak| match machines.get(&peak.machine) {
+        Some((wanted, Some(cores))) if *wanted > u128::from(*cores) => {
+            (u128::from(peak.own) * u128::from(*cores) / wanted) as u64
         }
+        Some(_) | None => peak.own,
     };
     workers.iter().map(|(node, peak)| (*node, share(peak))).collect()
 }
