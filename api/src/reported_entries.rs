@@ -11,12 +11,6 @@ pub struct ReportedEntries {
 }
 
 impl ReportedEntries {
-    /// None yet.
-    #[must_use]
-    pub const fn new() -> Self {
-        Self { index: None, events: 0, repeated: 0 }
-    }
-
     /// Index of the last entry that was reported.
     #[must_use]
     pub const fn index(&self) -> Option<u64> {

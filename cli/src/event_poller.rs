@@ -37,19 +37,19 @@ pub struct PolledEvents {
 impl EventPoller {
     /// From a sequence number on.
     #[must_use]
-    pub const fn starting_at(sequence: u64) -> Self {
+    pub fn starting_at(sequence: u64) -> Self {
         Self { next: sequence, ..Self::behind(None) }
     }
 
     /// From the first event on that is later than this time, in milliseconds since 1970.
     #[must_use]
-    pub const fn behind(time_ms: Option<u64>) -> Self {
+    pub fn behind(time_ms: Option<u64>) -> Self {
         Self {
             log: None,
             next: 0,
             returned_until_ms: time_ms,
             newest_ms: time_ms,
-            returned: ReportedEntries::new(),
+            returned: ReportedEntries::default(),
         }
     }
 

@@ -3,6 +3,8 @@
 #[expect(dead_code, reason = "the tests of a cluster use more of it")]
 #[path = "cluster/harness.rs"]
 mod harness;
+#[path = "common/mirrored.rs"]
+mod mirrored;
 #[expect(dead_code, reason = "the tests of `remote` use more of it")]
 #[path = "../../remote/tests/s3_server/mod.rs"]
 mod s3_server;
@@ -12,6 +14,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use harness::{NodeProcess, SpawnedCluster, free_address, spawn, zbelastic};
+use mirrored::mirrored;
 use s3_server::{S3Server, SECRET};
 use zbelastic_api::{ApiRequest, HexDigest};
 
@@ -39,16 +42,6 @@ fn recover(folder: &Path, server: &S3Server, more: &[&str]) -> Output {
     let mut command = zbelastic(folder);
     command.args(["recover", "--from", PLACE]).args(more);
     with_credentials(command, server).output().expect("the binary runs")
-}
-
-/// Steps of the checkpoints in the bucket.
-fn mirrored(bucket: &Path) -> Vec<u64> {
-    let Ok(entries) = fs::read_dir(bucket.join("wiki/checkpoints")) else { return Vec::new() };
-    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    let mut steps: Vec<u64> =
-        names.filter_map(|name| name.split_once('-')?.1.parse().ok()).collect();
-    steps.sort_unstable();
-    steps
 }
 
 fn undisturbed() -> HexDigest {
@@ -83,7 +76,7 @@ fn a_run_goes_on_from_a_bucket_when_every_machine_is_gone() {
         .expect("it is held before its end");
     let newest = cluster.wait("the newest checkpoint in the bucket", |cluster| {
         let newest = cluster.status()?.checkpoints.last()?.step;
-        (mirrored(&bucket).last() == Some(&newest)).then_some(newest)
+        (mirrored(&bucket.join("wiki")).last() == Some(&newest)).then_some(newest)
     });
     assert!((5..STEPS).contains(&newest), "{newest}");
     // Every process is killed, and every disk is gone.
@@ -117,8 +110,9 @@ fn a_run_goes_on_from_a_bucket_when_every_machine_is_gone() {
     ["c", "d"].into_iter().for_each(|name| cluster.join(name));
     let found = cluster.digest(STEPS);
     // The new cluster writes the mirror from now on.
-    cluster
-        .wait("the last checkpoint", |_| (mirrored(&bucket).last() == Some(&STEPS)).then_some(()));
+    cluster.wait("the last checkpoint", |_| {
+        (mirrored(&bucket.join("wiki")).last() == Some(&STEPS)).then_some(())
+    });
     drop(cluster);
     assert_eq!(found, undisturbed());
 }

@@ -1,5 +1,7 @@
 //! Planned changes: a worker comes or is about to go, and layers are copied ahead.
 
+use zbelastic_types::NodeId;
+
 use crate::play::{Play, PlayClaim, PlayGoal, PlayMessageKind, PlayOptions};
 
 /// Workers that were there lose what ran ahead of the change and nothing else, and no layer moves
@@ -76,13 +78,20 @@ pub fn a_late_standby_fetches_its_layers_when_the_plan_begins() {
     play.expect(PlayClaim::SameAsUndisturbed);
 }
 
-#[test]
-pub fn a_follower_that_is_lost_costs_nobody_anything() {
-    let mut play = Play::new(PlayOptions { workers: 2, ..PlayOptions::default() });
+/// Four steps are sealed, and a worker has joined these and begun to follow. Nothing that it reports of what it
+/// follows arrives.
+fn follow_after_join(workers: u64) -> (Play, NodeId) {
+    let mut play = Play::new(PlayOptions { workers, ..PlayOptions::default() });
     play.run_until(PlayGoal::Sealed(4));
     play.hold(PlayMessageKind::Following);
     let newcomer = play.join();
     play.run_until(PlayGoal::Follows(newcomer));
+    (play, newcomer)
+}
+
+#[test]
+pub fn a_follower_that_is_lost_costs_nobody_anything() {
+    let (mut play, newcomer) = follow_after_join(2);
     play.crash(newcomer);
     play.finish();
     play.expect(PlayClaim::NoRollback);
@@ -93,11 +102,7 @@ pub fn a_follower_that_is_lost_costs_nobody_anything() {
 /// The plan without it has its layers from their copy, as if no worker had followed.
 #[test]
 pub fn an_owner_that_is_lost_while_it_is_followed_is_replaced_as_always() {
-    let mut play = Play::new(PlayOptions { workers: 2, ..PlayOptions::default() });
-    play.run_until(PlayGoal::Sealed(4));
-    play.hold(PlayMessageKind::Following);
-    let newcomer = play.join();
-    play.run_until(PlayGoal::Follows(newcomer));
+    let (mut play, _) = follow_after_join(2);
     play.crash(play.stage(0));
     play.release(PlayMessageKind::Following);
     play.finish();
@@ -123,11 +128,7 @@ pub fn what_is_copied_ahead_outlasts_the_one_that_trained_alone() {
 /// What lacks an update is at the version before, which is of no use: the run goes back.
 #[test]
 pub fn what_is_copied_ahead_counts_as_what_it_is() {
-    let mut play = Play::new(PlayOptions { workers: 1, ..PlayOptions::default() });
-    play.run_until(PlayGoal::Sealed(4));
-    play.hold(PlayMessageKind::Following);
-    let newcomer = play.join();
-    play.run_until(PlayGoal::Follows(newcomer));
+    let (mut play, _) = follow_after_join(1);
     play.hold(PlayMessageKind::Updates);
     let sealed = play.sealed();
     play.run_until(PlayGoal::Sealed(sealed + 2));
@@ -140,11 +141,7 @@ pub fn what_is_copied_ahead_counts_as_what_it_is() {
 /// A new leader begins with empty hands; what is followed goes on being followed or is anew.
 #[test]
 pub fn a_leader_that_dies_while_layers_are_followed_is_replaced_by_one_that_goes_on() {
-    let mut play = Play::new(PlayOptions { workers: 2, ..PlayOptions::default() });
-    play.run_until(PlayGoal::Sealed(4));
-    play.hold(PlayMessageKind::Following);
-    let newcomer = play.join();
-    play.run_until(PlayGoal::Follows(newcomer));
+    let (mut play, _) = follow_after_join(2);
     play.crash(play.leader());
     play.release(PlayMessageKind::Following);
     play.run_until(PlayGoal::Stages(3));

@@ -13,6 +13,9 @@ mod events;
 mod folder;
 mod guard;
 mod memory;
+#[cfg(unix)]
+#[path = "../common/mirrored.rs"]
+mod mirrored;
 mod pace;
 mod reading;
 mod refusals;

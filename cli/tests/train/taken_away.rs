@@ -3,11 +3,11 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpListener;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::endings::{RunningTraining, STEADY};
+use crate::mirrored::mirrored;
 use crate::text_folder::TextFolder;
 
 /// The answer of Amazon's metadata service once a spot machine is marked.
@@ -42,16 +42,6 @@ fn metadata_service(is_marked: &Arc<AtomicBool>) -> String {
         }
     });
     format!("http://{address}")
-}
-
-/// Steps of the checkpoints that a mirror lists.
-fn mirrored(mirror: &Path) -> Vec<u64> {
-    let Ok(entries) = fs::read_dir(mirror.join("checkpoints")) else { return Vec::new() };
-    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    let mut steps: Vec<u64> =
-        names.filter_map(|name| name.split_once('-')?.1.parse().ok()).collect();
-    steps.sort_unstable();
-    steps
 }
 
 fn last_step(stdout: &str) -> u64 {
