@@ -1,5 +1,7 @@
 //! A leader fails, a majority fails, or an entry comes too late.
 
+use zbelastic_consensus::codec::Format;
+
 use crate::play::{Play, PlayClaim, PlayGoal, PlayMessageKind, PlayOptions};
 
 #[test]
@@ -107,6 +109,22 @@ pub fn case_11_a_seal_that_comes_behind_a_new_plan_is_ignored() {
     play.release(PlayMessageKind::Raft);
     play.finish();
     play.expect(PlayClaim::LateSealIgnored);
+    play.expect(PlayClaim::SameAsUndisturbed);
+}
+
+/// A member that is not connected may have the program before, whatever the others have.
+#[test]
+pub fn the_format_is_raised_once_every_member_is_known_to_read_it() {
+    let mut play = Play::new(PlayOptions { format: Format::OLDEST, ..PlayOptions::default() });
+    play.run_until(PlayGoal::Sealed(4));
+    let away = play.stage(1);
+    let others = [play.leader(), play.stage(0), play.stage(2)];
+    others.into_iter().chain(play.followers()).for_each(|node| play.connect(node));
+    play.run_until(PlayGoal::Sealed(8));
+    assert_eq!(play.format(), Format::OLDEST, "F1: node {away} may not read a newer one");
+    play.connect(away);
+    play.finish();
+    assert_eq!(play.format(), Format::NEWEST);
     play.expect(PlayClaim::SameAsUndisturbed);
 }
 

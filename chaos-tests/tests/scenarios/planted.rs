@@ -51,6 +51,12 @@ fn without_s9_one_that_comes_back_has_no_version_that_is_sealed() {
 }
 
 #[test]
+fn without_f1_the_format_is_raised_for_the_connected() {
+    let mutant = Mutant::M43RaisedForTheConnected;
+    notices(mutant, leaders::the_format_is_raised_once_every_member_is_known_to_read_it);
+}
+
+#[test]
 fn without_n1_what_is_copied_ahead_counts_as_sealed() {
     let mutant = Mutant::M53FollowedCountsAsSealed;
     notices(mutant, changes::what_is_copied_ahead_counts_as_what_it_is);

@@ -6,6 +6,7 @@ use chaos_tests::case::LifeCase;
 use chaos_tests::digest_model::DigestShape;
 use chaos_tests::life::parts;
 use chaos_tests::options::{ComputeModelKind, LifeOptions};
+use zbelastic_consensus::codec::Format;
 use zbelastic_consensus::job::{JobSpec, WindowPolicy};
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_schedule::{ScheduleKind, Window};
@@ -41,6 +42,8 @@ pub struct PlayOptions {
     pub replays: u32,
     /// The schedule of the plan.
     pub kind: ScheduleKind,
+    /// The format that the log begins with.
+    pub format: Format,
 }
 
 impl Default for PlayOptions {
@@ -55,6 +58,7 @@ impl Default for PlayOptions {
             clip_share: NEVER_CLIPS,
             replays: 0,
             kind: ScheduleKind::ZbH1,
+            format: Format::NEWEST,
         }
     }
 }

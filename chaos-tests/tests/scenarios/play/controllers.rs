@@ -28,7 +28,8 @@ impl Play {
         let voters: Vec<NodeId> = (1..=self.cast.controllers).map(NodeId).collect();
         let state = State::new(CLUSTER)
             .with_controllers(contacts(&voters))
-            .with_credentials(credentials(self.cast.controllers, 0));
+            .with_credentials(credentials(self.cast.controllers, 0))
+            .in_format(self.cast.format);
         for (election_ticks, node) in (10..).step_by(4).zip(voters.clone()) {
             let controller =
                 PlayController { core: None, disk: MachineDisk::default(), election_ticks };
@@ -52,6 +53,20 @@ impl Play {
         };
         controller.core = Some(Core::new(setup, start).expect("its disk is whole"));
         self.drive_controller(node);
+    }
+
+    /// A node is connected to each other controller, and reads the newest format.
+    pub fn connect(&mut self, node: NodeId) {
+        let others: Vec<NodeId> =
+            self.controllers.keys().copied().filter(|to| *to != node).collect();
+        for to in others {
+            self.controller_input(to, Input::Connected { node, reads: Format::NEWEST });
+        }
+    }
+
+    /// The format of the log.
+    pub fn format(&self) -> Format {
+        self.state().expect("a controller is up").format()
     }
 
     pub(super) fn recover_controller(&mut self, node: NodeId) {
