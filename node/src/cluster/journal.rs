@@ -65,19 +65,29 @@ impl Journal {
         };
         for line in last_lines(path, HISTORY_BYTES_MAX) {
             let Ok(event) = serde_json::from_slice::<ClusterEvent>(&line) else { continue };
-            event.log_index.into_iter().for_each(|index| journal.recorded.note(index));
+            if let Some(index) = event.log_index {
+                journal.forget_beyond(index);
+                journal.recorded.note(index);
+            }
             journal.remember(event);
         }
         Ok(journal)
     }
 
     /// The log of the cluster goes up to `last_index` as it is opened. Of its entries that were
-    /// applied before, no event is recorded again. A file that knows later ones is of another log.
+    /// applied before, no event is recorded again.
     pub fn continue_log(&mut self, last_index: u64) {
-        if self.recorded.index() > Some(last_index) {
-            self.recorded = ReportedEntries::default();
-        }
+        self.forget_beyond(last_index);
         self.recorded.restart();
+    }
+
+    /// Forgets the events before this entry if they are of another log: that of the cluster that this
+    /// one was recovered from went further.
+    fn forget_beyond(&mut self, index: u64) {
+        if self.recorded.index() > Some(index) {
+            self.recorded = ReportedEntries::default();
+            self.events = Recent::new(EVENTS_KEPT);
+        }
     }
 
     /// Records an event of an entry that was applied, unless the file has it.
@@ -160,8 +170,8 @@ mod tests {
     /// its snapshot on.
     fn remembered(path: &Path, last_index: u64, applied: &[u64]) -> Vec<Option<u64>> {
         let mut journal = Journal::open(path, LogEcho::No).expect("room");
-        journal.record(EventKind::QuorumHeld);
         journal.continue_log(last_index);
+        journal.record(EventKind::QuorumHeld);
         for index in applied {
             journal.record_entry(*index, EventKind::QuorumLost);
         }
@@ -176,17 +186,17 @@ mod tests {
             let event = ClusterEvent::new(7, 1000, EventKind::QuorumLost).of_entry(Some(index));
             serde_json::to_string(&event).expect("JSON") + "\n"
         };
-        let before = [Some(4), Some(6), Some(6), None];
-        let expect = |last_index, new: &[u64]| {
+        let expect = |lines: &[u64], last_index, expected: &[Option<u64>]| {
             let folder = tempfile::tempdir().expect("a folder");
             let path = folder.path().join("events.jsonl");
-            fs::write(&path, [4, 6, 6].map(line).concat() + "torn\n").expect("written");
-            let expected = before.into_iter().chain(new.iter().copied().map(Some));
-            let found = remembered(&path, last_index, &[4, 6, 6, 6, 9]);
-            assert_eq!(found, expected.collect::<Vec<_>>());
+            let lines: String = lines.iter().map(|index| line(*index)).collect();
+            fs::write(&path, lines + "torn\n").expect("written");
+            assert_eq!(remembered(&path, last_index, &[4, 6, 6, 6, 9]), expected);
         };
-        expect(6, &[6, 9]);
-        // The log of a cluster that was founded in the same folder.
-        expect(5, &[4, 6, 6, 6, 9]);
+        let anew = [None, Some(4), Some(6), Some(6), Some(6), Some(9)];
+        expect(&[4, 6, 6], 6, &[Some(4), Some(6), Some(6), None, Some(6), Some(9)]);
+        // Of another cluster, which this one was recovered from: alone, and before its own.
+        expect(&[4, 6, 6], 5, &anew);
+        expect(&[70, 90, 4, 6], 9, &[Some(4), Some(6), None, Some(6), Some(6), Some(9)]);
     }
 }

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 use zbelastic_api::HexDigest;
+use zbelastic_identity::UnixSeconds;
 use zbelastic_policy::scrub::{CorruptItem, DataFileAccess, ScrubPass, ScrubReport, Scrubber};
-use zbelastic_timing::unix_ms;
 use zbelastic_transport::Transport;
 use zbelastic_types::{Bytes, Digest, NodeId};
 use zbelastic_wire::PieceRef;
@@ -66,7 +66,7 @@ pub fn scrub(
         let now = scrubber.progress();
         if scrubber.is_idle() && now.total > Bytes(0) {
             let ended =
-                ScrubPass { ended_s: unix_ms() / 1000, total: now.total, corrupt: now.corrupt };
+                ScrubPass { ended_s: UnixSeconds::now().0, total: now.total, corrupt: now.corrupt };
             // Without it the next start knows of no pass; the disk's own trouble is reported elsewhere.
             let _ = checked_json::write(&path, &ended);
             last = Some(ended);

@@ -16,7 +16,9 @@ use zbelastic_consensus::core::{Core, CoreSetup, CoreStart, StartError};
 use zbelastic_consensus::member::{BOOTS_PER_START, Resources};
 use zbelastic_consensus::raft::{RaftSetup, RaftStartError, RecoveredLog};
 use zbelastic_consensus::state::State;
-use zbelastic_identity::{CertificateLife, ClusterAuthority, Credentials, PeerRole, random_number};
+use zbelastic_identity::{
+    CertificateLife, ClusterAuthority, Credentials, PeerRole, UnixSeconds, random_number,
+};
 use zbelastic_policy::store_opening::{
     ASIDE_MAX, StoreOpeningAction, StoreOpeningFault, after_fault,
 };
@@ -41,7 +43,6 @@ use super::stores::{OpenStores, StoreLocations, StoreOpenError};
 use super::worker::{self, WorkerParts, WorkerSetup};
 use crate::data_folder::NodeDataFolder;
 use zbelastic_machine::own_address::reachable_addresses;
-use zbelastic_timing::unix_ms;
 
 /// Writes that may be under way before a leader steps down, in ticks: disks of shared machines need
 /// their time.
@@ -361,7 +362,7 @@ fn beginning(
     if !others.is_empty() {
         return Ok(CoreStart::Wait { controllers: others, boot: node_record.boot });
     }
-    let at_s = unix_ms() / 1000;
+    let at_s = UnixSeconds::now().0;
     let credential = Credential {
         role: AccessRole::Controller,
         name: node_record.name.clone(),

@@ -7,7 +7,7 @@ use zbelastic_consensus::access::{AccessChange, AccessRegistry, TokenId};
 use zbelastic_consensus::core::{CommandOutcome, CoreRefusal, OperatorCommand};
 use zbelastic_consensus::job::{JobChange, JobSpec};
 use zbelastic_consensus::state::EntryRefusal;
-use zbelastic_identity::PeerIdentity;
+use zbelastic_identity::{PeerIdentity, UnixSeconds};
 use zbelastic_transport::RequestReply;
 use zbelastic_types::{Digest, NodeId, RunId, Step};
 use zbelastic_wire::{self as wire, NodeAnswer, NodeMessage, NodeRequest};
@@ -28,7 +28,6 @@ use zbelastic_api::{
     ApiAnswer, ApiRefusal, ApiRequest, ChangeSummary, ResourceKind, RunAbsence, TokenCreated,
     TokenRequest, WrongState, decode_request,
 };
-use zbelastic_timing::unix_ms;
 
 /// How a request proceeds.
 enum RequestOutcome {
@@ -205,7 +204,8 @@ impl ControllerNode {
 
     fn create_token(&self, request: TokenRequest) -> RequestOutcome {
         let authority = self.certificates.authority().pin();
-        let NewToken { id, text, change } = NewToken::create(request, authority, unix_ms() / 1000);
+        let NewToken { id, text, change } =
+            NewToken::create(request, authority, UnixSeconds::now().0);
         let addresses = controller_addresses(self.ports.state());
         let answer = CommandAnswer::TokenCreated { id, text, addresses };
         RequestOutcome::Command(OperatorCommand::Access(change), answer)

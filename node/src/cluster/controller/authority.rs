@@ -29,7 +29,6 @@ use crate::cluster::journal::Journal;
 use zbelastic_api::{
     ApiAnswer, ApiRefusal, ChangeSummary, EventKind, RotationProgress, RotationStatus,
 };
-use zbelastic_timing::unix_ms;
 
 /// This controller's part in a change of authority: its knowledge beside the agreed state.
 #[derive(Default)]
@@ -229,22 +228,23 @@ impl AuthorityRotation {
             return;
         }
         let key = rotation.succession.key;
-        let change = match ports.state().membership().rotation_step(&self.reports, unix_ms() / 1000)
-        {
-            RotationStep::Nothing | RotationStep::Wait { .. } => return,
-            RotationStep::Issue => {
-                // As long as any client certificate that the old authority made may be valid.
-                let until_s = unix_ms() / 1000 + CertificateLife::of(PeerRole::Admin).0;
-                AuthorityChange::Issues { key, until_s }
-            }
-            RotationStep::Retire => AuthorityChange::Retired { key },
-            RotationStep::AnnounceAnew => match self.announce(rotation.is_forced, certificates) {
-                Ok(change) => change,
-                Err(why) => {
-                    return ports.journal.warn(format!("no authority is announced: {why}"));
+        let change =
+            match ports.state().membership().rotation_step(&self.reports, UnixSeconds::now().0) {
+                RotationStep::Nothing | RotationStep::Wait { .. } => return,
+                RotationStep::Issue => {
+                    // As long as any client certificate that the old authority made may be valid.
+                    let until_s = UnixSeconds::now().0 + CertificateLife::of(PeerRole::Admin).0;
+                    AuthorityChange::Issues { key, until_s }
                 }
-            },
-        };
+                RotationStep::Retire => AuthorityChange::Retired { key },
+                RotationStep::AnnounceAnew => match self.announce(rotation.is_forced, certificates)
+                {
+                    Ok(change) => change,
+                    Err(why) => {
+                        return ports.journal.warn(format!("no authority is announced: {why}"));
+                    }
+                },
+            };
         // One that is not proposed is found again at the next look, by the leader at that time.
         let _ = ports.propose(OperatorCommand::Access(AccessChange::Authority(change)));
     }
@@ -326,7 +326,7 @@ impl AuthorityRotation {
     /// Members that a change of authority waits for, and until which second holders of client
     /// certificates have time.
     fn waits_for(&self, state: &State) -> (Vec<NodeId>, Option<u64>) {
-        match state.membership().rotation_step(&self.reports, unix_ms() / 1000) {
+        match state.membership().rotation_step(&self.reports, UnixSeconds::now().0) {
             RotationStep::Wait { nodes, until_s } => (nodes, until_s),
             RotationStep::Nothing
             | RotationStep::AnnounceAnew

@@ -15,7 +15,6 @@ use zbelastic_identity::{
     CertificateLife, ControllerContact, JoinAnswer, JoinAttempt, JoinGrant, JoinRefusal, JoinReply,
     PeerRole, TokenVerifier, UnixSeconds,
 };
-use zbelastic_timing::unix_ms;
 use zbelastic_types::{Digest, NodeId};
 
 use super::certificates::{ControllerCertificates, peer_role};
@@ -139,7 +138,7 @@ impl PendingJoins {
         let record = ports.state().access().tokens().get(&token);
         let record = record.ok_or(JoinRefusal::TokenUnknown { token: attempt.token })?;
         attempt.check_proof(&TokenVerifier::from_bytes(record.terms.verifier))?;
-        let at_s = unix_ms() / 1000;
+        let at_s = UnixSeconds::now().0;
         let change = AccessChange::TokenUsed {
             token,
             key: Digest(attempt.key_digest().0),
