@@ -2,10 +2,10 @@
 //!
 //! Pure: the caller passes arrivals with their times, and reads sums.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use zbelastic_types::Generation;
+use zbelastic_types::{Generation, LayerId};
 
 /// Plans that are remembered, the newest ones.
 const PLANS_MAX: usize = 16;
@@ -56,13 +56,62 @@ impl LayerMoves {
     }
 }
 
+/// A layer that arrived ahead of a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ArrivedAhead {
+    /// Its bytes, as they travelled.
+    pub bytes: u64,
+    /// How long it was on its way.
+    pub duration: Duration,
+    /// When it was there.
+    pub arrived_at: Instant,
+}
+
+/// The layers that a worker received ahead of a plan. Which plan follows shows only when it begins:
+/// what was copied for one that another came before does not count for that one.
+#[derive(Debug, Default)]
+pub struct LayersAhead {
+    layers: BTreeMap<LayerId, ArrivedAhead>,
+}
+
+impl LayersAhead {
+    /// A layer arrived. One that arrives again, at a later version, counts once.
+    pub fn note(&mut self, layer: LayerId, arrived: ArrivedAhead) {
+        self.layers.insert(layer, arrived);
+    }
+
+    /// A plan begins that needs these layers here: those of them that had arrived. None is left for
+    /// the plan after it.
+    pub fn take(&mut self, needed: &BTreeSet<LayerId>) -> Vec<ArrivedAhead> {
+        let layers = std::mem::take(&mut self.layers);
+        let needed = layers.into_iter().filter(|(layer, _)| needed.contains(layer));
+        needed.map(|(_, arrived)| arrived).collect()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::{Duration, Instant};
 
-    use zbelastic_types::Generation;
+    use zbelastic_types::{Generation, LayerId};
 
-    use super::{LayerMoves, MovedLayers, PLANS_MAX};
+    use super::{ArrivedAhead, LayerMoves, LayersAhead, MovedLayers, PLANS_MAX};
+
+    #[test]
+    fn what_was_copied_ahead_counts_for_the_next_plan_that_needs_it() {
+        let arrived = |bytes| ArrivedAhead {
+            bytes,
+            duration: Duration::from_millis(3),
+            arrived_at: Instant::now(),
+        };
+        let (first, again, other) = (arrived(100), arrived(101), arrived(7));
+        let mut ahead = LayersAhead::default();
+        ahead.note(LayerId(3), first);
+        ahead.note(LayerId(5), other);
+        ahead.note(LayerId(3), again);
+        assert_eq!(ahead.take(&[LayerId(2), LayerId(3)].into()), [again]);
+        assert_eq!(ahead.take(&[LayerId(5)].into()), []);
+    }
 
     #[test]
     fn time_is_from_the_first_question_to_the_last_arrival() {

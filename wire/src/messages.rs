@@ -94,7 +94,7 @@ pub enum NodeMessage {
         /// What it did when.
         slices: Vec<MeasuredSlice>,
     },
-    /// From workers to the leader: a layer arrived.
+    /// From workers to the leader: a layer arrived for the plan that began.
     Moved {
         /// The plan it is for.
         plan: Generation,
@@ -193,6 +193,18 @@ pub enum NodeMessage {
         /// As the worker measured it at its start.
         flop_per_s: u64,
     },
+    /// From workers to controllers when a plan begins: a layer that it needs of the sender had been
+    /// copied ahead. A controller of an earlier version does not know it and drops it.
+    CopiedAhead {
+        /// The plan that begins.
+        plan: Generation,
+        /// Its bytes, as it travelled.
+        bytes: u64,
+        /// Microseconds from the question to the arrival.
+        took_us: u64,
+        /// Microseconds from the arrival to now.
+        ago_us: u64,
+    },
 }
 
 impl NodeMessage {
@@ -217,6 +229,7 @@ impl NodeMessage {
             | Self::Keeping(_)
             | Self::KeepingLeft { .. }
             | Self::Moved { .. }
+            | Self::CopiedAhead { .. }
             | Self::Working { .. }
             | Self::SaveFailed(_)
             | Self::Room { .. }

@@ -342,6 +342,12 @@ impl ControllerNode {
                 let duration = Duration::from_micros(took_us);
                 self.run_log.note_moved(plan, bytes, duration, Instant::now());
             }
+            NodeMessage::CopiedAhead { plan, bytes, took_us, ago_us } => {
+                let now = Instant::now();
+                let arrived_at = now.checked_sub(Duration::from_micros(ago_us)).unwrap_or(now);
+                let duration = Duration::from_micros(took_us);
+                self.run_log.note_moved(plan, bytes, duration, arrived_at);
+            }
             NodeMessage::Evaluated { steps_done, loss } => {
                 let event = self.run_log.note_held_out(steps_done, loss);
                 event.into_iter().for_each(|kind| self.ports.journal.record(kind));

@@ -303,6 +303,7 @@ impl WorkerNode {
             NodeMessage::SaveFailed(_)
             | NodeMessage::Took { .. }
             | NodeMessage::Moved { .. }
+            | NodeMessage::CopiedAhead { .. }
             | NodeMessage::Evaluated { .. }
             | NodeMessage::LayersTook { .. }
             | NodeMessage::Arrived { .. }

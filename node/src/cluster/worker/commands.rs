@@ -95,7 +95,7 @@ impl WorkerNode {
         if let Some(bytes) = held_bytes(&load.plan, self.ports.me, len) {
             self.ports.work_log.note_held(bytes);
         }
-        self.layers.begin_plan(load.plan.generation, &mut self.ports.work_log);
+        self.layers.begin_plan(&load.plan, &mut self.ports);
         self.job.set_plan(load.plan.clone(), &mut self.ports);
         self.ports.send_to_device(RuntimeInput::Command(WorkerCommand::Load(load)));
     }

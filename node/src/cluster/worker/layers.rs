@@ -6,16 +6,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use zbelastic_consensus::member::Holder;
-use zbelastic_consensus::pre_copy::PreCopyPlan;
+use zbelastic_consensus::plan::PlanRecord;
+use zbelastic_consensus::pre_copy::{PreCopyPlan, needed_layers};
 use zbelastic_consensus::validation::Turn;
 use zbelastic_identity::PeerIdentity;
+use zbelastic_timing::layer_moves::{ArrivedAhead, LayersAhead};
 use zbelastic_trainer::elastic::{LayerImage, ScatteredLayer, StateLen, image_bytes};
 use zbelastic_trainer::runtime::{PeerBody, PeerFrame, RuntimeInput};
 use zbelastic_transport::{BulkFetch, ChunkSink, Transport};
 use zbelastic_types::{Generation, NodeId};
 use zbelastic_wire::{self as wire, BulkKey, LayerMessage, NodeMessage};
 
-use super::activity::WorkLog;
 use super::job::WorkerJob;
 use super::ports::{WorkerCompletion, WorkerPorts};
 use crate::cluster::blob_registry::BlobRegistry;
@@ -45,11 +46,13 @@ pub(super) struct LayerExchange {
     blob_registry: BlobRegistry,
     /// Layers that are on their way here.
     fetching: BTreeSet<BulkKey>,
+    /// Layers that arrived ahead of the next plan.
+    ahead: LayersAhead,
 }
 
 impl LayerExchange {
-    pub(super) const fn new(blob_registry: BlobRegistry) -> Self {
-        Self { blob_registry, fetching: BTreeSet::new() }
+    pub(super) fn new(blob_registry: BlobRegistry) -> Self {
+        Self { blob_registry, fetching: BTreeSet::new(), ahead: LayersAhead::default() }
     }
 
     /// Whether no layer is on its way here.
@@ -58,11 +61,20 @@ impl LayerExchange {
     }
 
     /// A plan is loaded: layers that were offered for those before, or are on their way, are
-    /// dropped.
-    pub(super) fn begin_plan(&mut self, generation: Generation, work_log: &mut WorkLog) {
-        self.blob_registry.clear_before(generation);
+    /// dropped. Those that arrived ahead are reported if the plan needs them here.
+    pub(super) fn begin_plan(&mut self, plan: &PlanRecord, ports: &mut WorkerPorts) {
+        self.blob_registry.clear_before(plan.generation);
         self.fetching.clear();
-        work_log.end_receiving();
+        ports.work_log.end_receiving();
+        let stage = plan.stage_indices().find(|s| plan.stages[s.index()].node == ports.me);
+        let needed = stage.map_or_else(BTreeSet::new, |stage| needed_layers(plan, stage));
+        for ArrivedAhead { bytes, duration, arrived_at } in self.ahead.take(&needed) {
+            let took_us = duration.as_micros() as u64;
+            let ago_us = arrived_at.elapsed().as_micros() as u64;
+            let plan = plan.generation;
+            let message = NodeMessage::CopiedAhead { plan, bytes, took_us, ago_us };
+            ports.send_to_controllers(&message);
+        }
     }
 
     /// All workers are ready: the layers offered for this plan have been fetched, and a holder of a
@@ -160,14 +172,19 @@ impl LayerExchange {
                 return ports.journal.log(text);
             }
         };
-        // A layer that is requested ahead is for the plan after this one.
-        let plan = if open.is_some() { generation.next() } else { generation };
         let bytes = image_bytes(image.state_len());
-        let took_us = duration.as_micros() as u64;
-        ports.send_to_controllers(&NodeMessage::Moved { plan, bytes, took_us });
         let body = match open {
-            Some(open) => PeerBody::StandbyLayer { open, image: Arc::new(image.into()) },
-            None => PeerBody::Layer(Arc::new(image)),
+            Some(open) => {
+                let arrived = ArrivedAhead { bytes, duration, arrived_at: Instant::now() };
+                self.ahead.note(image.layer, arrived);
+                PeerBody::StandbyLayer { open, image: Arc::new(image.into()) }
+            }
+            None => {
+                let took_us = duration.as_micros() as u64;
+                let plan = generation;
+                ports.send_to_controllers(&NodeMessage::Moved { plan, bytes, took_us });
+                PeerBody::Layer(Arc::new(image))
+            }
         };
         ports.send_to_device(RuntimeInput::Peer(PeerFrame { generation, sender, body }));
     }
