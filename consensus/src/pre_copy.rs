@@ -75,11 +75,11 @@ pub fn needed_layers(plan: &PlanRecord, stage: StageIndex) -> BTreeSet<LayerId> 
     plan.layers_of(stage).chain(copied_layers(plan, stage)).collect()
 }
 
-/// The layers that a node needs in a plan, as [`needed_layers`]; none if it has no stage.
+/// The layers that a node needs in a plan, as [`needed_layers`], if it has a stage.
 #[must_use]
-pub fn needed_at(plan: &PlanRecord, node: NodeId) -> BTreeSet<LayerId> {
+pub fn needed_at(plan: &PlanRecord, node: NodeId) -> Option<BTreeSet<LayerId>> {
     let stage = plan.stage_indices().zip(&plan.stages).find(|(_, at)| at.node == node);
-    stage.map_or_else(BTreeSet::new, |(stage, _)| needed_layers(plan, stage))
+    stage.map(|(stage, _)| needed_layers(plan, stage))
 }
 
 /// The layers of a holder in a plan.

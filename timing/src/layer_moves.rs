@@ -75,9 +75,16 @@ pub struct LayersAhead {
 }
 
 impl LayersAhead {
-    /// A layer arrived. One that arrives again, at a later version, counts once.
+    /// A layer arrived. One that arrives again, at a later version, is one layer and the bytes of both,
+    /// on its way from the first request.
     pub fn note(&mut self, layer: LayerId, arrived: ArrivedAhead) {
-        self.layers.insert(layer, arrived);
+        let Some(before) = self.layers.get_mut(&layer) else {
+            self.layers.insert(layer, arrived);
+            return;
+        };
+        before.bytes += arrived.bytes;
+        before.duration += arrived.arrived_at - before.arrived_at;
+        before.arrived_at = arrived.arrived_at;
     }
 
     /// A plan begins that needs these layers here: those of them that had arrived. None is left for
@@ -99,17 +106,17 @@ mod tests {
 
     #[test]
     fn what_was_copied_ahead_counts_for_the_next_plan_that_needs_it() {
-        let arrived = |bytes| ArrivedAhead {
+        let began = Instant::now();
+        let arrived = |bytes, at_ms, duration_ms| ArrivedAhead {
             bytes,
-            duration: Duration::from_millis(3),
-            arrived_at: Instant::now(),
+            duration: Duration::from_millis(duration_ms),
+            arrived_at: began + Duration::from_millis(at_ms),
         };
-        let (first, again, other) = (arrived(100), arrived(101), arrived(7));
         let mut ahead = LayersAhead::default();
-        ahead.note(LayerId(3), first);
-        ahead.note(LayerId(5), other);
-        ahead.note(LayerId(3), again);
-        assert_eq!(ahead.take(&[LayerId(2), LayerId(3)].into()), [again]);
+        ahead.note(LayerId(3), arrived(100, 40, 30));
+        ahead.note(LayerId(5), arrived(7, 50, 3));
+        ahead.note(LayerId(3), arrived(101, 90, 20));
+        assert_eq!(ahead.take(&[LayerId(2), LayerId(3)].into()), [arrived(201, 90, 80)]);
         assert_eq!(ahead.take(&[LayerId(5)].into()), []);
     }
 

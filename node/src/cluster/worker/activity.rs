@@ -235,8 +235,7 @@ pub(super) fn held_bytes(
     me: NodeId,
     len: impl Fn(LayerId) -> Option<StateLen>,
 ) -> Option<u64> {
-    let held = needed_at(plan, me);
-    (!held.is_empty()).then(|| held.into_iter().filter_map(len).map(image_bytes).sum())
+    Some(needed_at(plan, me)?.into_iter().filter_map(len).map(image_bytes).sum())
 }
 
 #[cfg(test)]

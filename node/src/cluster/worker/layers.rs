@@ -66,7 +66,7 @@ impl LayerExchange {
         self.blob_registry.clear_before(plan.generation);
         self.fetching.clear();
         ports.work_log.end_receiving();
-        let needed = needed_at(plan, ports.me);
+        let needed = needed_at(plan, ports.me).unwrap_or_default();
         for ArrivedAhead { bytes, duration, arrived_at } in self.ahead.take(&needed) {
             let took_us = duration.as_micros() as u64;
             let ago_us = arrived_at.elapsed().as_micros() as u64;
