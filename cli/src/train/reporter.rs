@@ -135,8 +135,10 @@ impl<'a> Reporter<'a> {
                 let line = self.person.as_mut().and_then(|person| person.step_line(record));
                 let step = StepEvent::from(record);
                 let scalars = step.scalars();
-                self.write(&RunEvent::Step(step), line)?;
-                Ok(self.folder.append_scalars(record.step.0 + 1, unix_ms(), &scalars)?)
+                // Somebody who reads no longer takes nothing from the folder.
+                let shown = self.write(&RunEvent::Step(step), line);
+                self.folder.append_scalars(record.step.0 + 1, unix_ms(), &scalars)?;
+                shown
             }
             ProgressEvent::Rollback(rollback) => {
                 let event = RollbackEvent::new(rollback, &name);
@@ -146,9 +148,10 @@ impl<'a> Reporter<'a> {
             ProgressEvent::Evaluated(evaluated) => {
                 let HeldOutLoss { steps_done, loss } = evaluated;
                 let line = format!("✔ held-out loss {loss:.4} after step {steps_done}");
-                self.write(&RunEvent::Eval(EvalEvent::from(evaluated)), Some(line))?;
+                let shown = self.write(&RunEvent::Eval(EvalEvent::from(evaluated)), Some(line));
                 let scalars = [("loss/held_out", *loss)];
-                Ok(self.folder.append_scalars(*steps_done, unix_ms(), &scalars)?)
+                self.folder.append_scalars(*steps_done, unix_ms(), &scalars)?;
+                shown
             }
         }
     }

@@ -1,11 +1,14 @@
 //! How a run ends where what comes behind its last step does not fit.
 
 use std::fs;
+use std::io::{self, Write};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use zbelastic_kernels::cuda::{Architecture, DeviceProbe, DeviceProperties};
 use zbelastic_kernels::{AllocateError, CpuBackend};
 use zbelastic_local::executor_factory::ExecutorFactory;
+use zbelastic_local::messages::HeldOutLoss;
+use zbelastic_local::progress_event::ProgressEvent;
 use zbelastic_trainer::stage::{BackendExecutor, StageSetup};
 use zbelastic_types::LayerId;
 
@@ -13,7 +16,7 @@ use zbelastic_types::StageIndex;
 
 use super::*;
 use crate::args::{ConfigArgs, PageArgs};
-use crate::run_files::{METRICS, MODEL, RUN, SAMPLE};
+use crate::run_files::{METRICS, MODEL, RUN, SAMPLE, TENSORBOARD};
 
 /// Two steps of a small model on two workers.
 fn prepared(schedule: &str) -> PreparedRun {
@@ -150,4 +153,32 @@ fn the_page_has_the_peak_that_mfu_of_the_lines_is_a_share_of() {
     };
     assert_eq!(costs, expected);
     assert_eq!(run_costs(None, None), RunCosts::default());
+}
+
+/// A reader who has left.
+struct ClosedPipe;
+
+impl Write for ClosedPipe {
+    fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+        Err(io::ErrorKind::BrokenPipe.into())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn what_nobody_reads_any_more_is_kept_in_the_run_folder() {
+    let parent = tempfile::tempdir().expect("a folder");
+    let path = parent.path().join("run");
+    let mut folder = RunFolder::create(Some(&path), "tiny", "").expect("an empty folder");
+    let mut out = ClosedPipe;
+    let mut reporter = Reporter::new(&mut out, &mut folder, None, Vec::new());
+    let evaluated = ProgressEvent::Evaluated(HeldOutLoss { steps_done: 3, loss: 2.5 });
+    assert!(reporter.observe(&evaluated).is_break());
+    assert!(reporter.finish().stop.is_some());
+    let metrics = fs::read_to_string(path.join(METRICS)).expect("kept");
+    assert_eq!(metrics.lines().count(), 1, "{metrics}");
+    assert_eq!(fs::read_dir(path.join(TENSORBOARD)).expect("kept").count(), 1);
 }
