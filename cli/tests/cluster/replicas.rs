@@ -73,11 +73,12 @@ fn grid(cluster: &SpawnedCluster) -> Option<(usize, u32)> {
 }
 
 /// Two pipelines of two stages. When a worker is lost the other one at its stage takes over, and a faster
-/// plan of three workers follows; with the fourth there are two pipelines again. No layer is read from a
-/// checkpoint.
+/// plan of three workers follows; with the fourth there are two pipelines again, by what steps should take:
+/// measured on processors that others use too, three workers may be faster than four. No layer is read from
+/// a checkpoint.
 #[test]
 fn killed_workers_of_two_pipelines_change_no_bit() {
-    let (mut cluster, run) = begun("--replicas 2");
+    let (mut cluster, run) = begun("--replicas 2 --set elastic.replan=never");
     cluster.wait("two pipelines", |cluster| grid(cluster).filter(|found| *found == (4, 2)));
     for (at, name) in [(20, "a"), (110, "d"), (200, "b")] {
         cluster.wait("steps", |cluster| cluster.step().filter(|step| *step >= at));
