@@ -138,7 +138,7 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
                     env.mark(Marker::TiedAcrossStages);
                     false
                 }
-                EngineActivity::Op { op: Op::Reduce(Reduction::Add(_), _), .. } => {
+                EngineActivity::Op { op: Op::Reduce(Reduction::Merge(_), _), .. } => {
                     let plan = process.runtime.active_stage().map(|active| active.plan());
                     let columns = plan.map_or(1, |plan| plan.program.placement.column_count());
                     if columns > 1 {
