@@ -41,7 +41,7 @@ pub use escape::escape;
 pub use event::{ClusterEvent, EventKind};
 pub use hex::HexDigest;
 pub use long_activity::LongActivity;
-pub use reason::reason_text;
+pub use reason::{reason_text, rewind_text};
 pub use refusal::{ApiRefusal, ResourceKind, RunAbsence, WrongState};
 pub use reported_entries::ReportedEntries;
 pub use request::{ApiRequest, CorpusDescription, TokenRequest};

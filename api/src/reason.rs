@@ -1,5 +1,6 @@
 //! Why a step's gradient was refused, as events and lines print it.
 
+use zbelastic_consensus::entry::RewindReason;
 use zbelastic_consensus::validation::Reason;
 use zbelastic_types::TensorIndex;
 
@@ -19,4 +20,18 @@ pub fn reason_text(reason: &Reason, name: &dyn Fn(TensorIndex) -> String) -> Str
         count => format!(", first of {count} tensors"),
     };
     format!("non-finite gradient in {} ({values}{more})", name(*tensor))
+}
+
+/// Why a run goes back.
+#[must_use]
+pub fn rewind_text(reason: RewindReason) -> String {
+    match reason {
+        RewindReason::LayerLost { layer } => {
+            format!("no copy and no newer checkpoint of layer {layer} survives")
+        }
+        RewindReason::StateDiffers { layer } => {
+            format!("owner and copy of layer {layer} differ, and only a checkpoint can tell")
+        }
+        RewindReason::Ordered => "ordered".to_owned(),
+    }
 }

@@ -493,6 +493,30 @@ pub struct FailureStatus {
     pub steps_lost: u64,
 }
 
+impl FailureStatus {
+    /// The loss of a node, its name and why, after which nothing has happened yet.
+    #[must_use]
+    pub fn new(
+        at_ms: u64,
+        (node, name, reason): (NodeId, String, String),
+        detected_ms: Option<f64>,
+    ) -> Self {
+        Self {
+            at_ms,
+            node,
+            name,
+            reason,
+            detected_ms,
+            next_seal_ms: None,
+            generation: None,
+            layers_moved: 0,
+            bytes_moved: Bytes(0),
+            bytes_floor: Bytes(0),
+            steps_lost: 0,
+        }
+    }
+}
+
 /// A checkpoint of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CheckpointStatus {

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
-use zbelastic_types::{Generation, LayerId, StageIndex};
+use zbelastic_types::{Generation, LayerId, NodeId, StageIndex};
 
 use crate::member::Holder;
 use crate::plan::PlanRecord;
@@ -73,6 +73,13 @@ impl PreCopyPlan {
 #[must_use]
 pub fn needed_layers(plan: &PlanRecord, stage: StageIndex) -> BTreeSet<LayerId> {
     plan.layers_of(stage).chain(copied_layers(plan, stage)).collect()
+}
+
+/// The layers that a node needs in a plan, as [`needed_layers`]; none if it has no stage.
+#[must_use]
+pub fn needed_at(plan: &PlanRecord, node: NodeId) -> BTreeSet<LayerId> {
+    let stage = plan.stage_indices().zip(&plan.stages).find(|(_, at)| at.node == node);
+    stage.map_or_else(BTreeSet::new, |(stage, _)| needed_layers(plan, stage))
 }
 
 /// The layers of a holder in a plan.

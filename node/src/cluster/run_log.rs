@@ -8,7 +8,6 @@ mod pace;
 use std::time::{Duration, Instant};
 
 use zbelastic_consensus::duty::least_moved;
-use zbelastic_consensus::entry::RewindReason;
 use zbelastic_consensus::job::JobPhase;
 use zbelastic_consensus::member::{LossReason, MemberChange, Role};
 use zbelastic_consensus::plan::PlanRecord;
@@ -25,8 +24,8 @@ use super::step_timings::StepTimings;
 use checkpoints::CheckpointTimes;
 use failures::FailureLog;
 use pace::RunPace;
-use zbelastic_api::reason_text;
 use zbelastic_api::{EventKind, FailureStatus, HexDigest, MemberRole, VerdictWait};
+use zbelastic_api::{reason_text, rewind_text};
 use zbelastic_timing::layer_moves::LayerMoves;
 use zbelastic_timing::{BubbleShares, MeasuredSlice, MessageArrival};
 use zbelastic_wording::figures::tokens_per_s;
@@ -330,19 +329,8 @@ impl RunLog {
                 let detected_ms = detected_ms(*reason);
                 let reason = reason.to_string();
                 if is_at_stage {
-                    let failure = FailureStatus {
-                        at_ms: now_ms,
-                        node,
-                        name: name.clone(),
-                        reason: reason.clone(),
-                        detected_ms,
-                        next_seal_ms: None,
-                        generation: None,
-                        layers_moved: 0,
-                        bytes_moved: Bytes(0),
-                        bytes_floor: Bytes(0),
-                        steps_lost: 0,
-                    };
+                    let lost = (node, name.clone(), reason.clone());
+                    let failure = FailureStatus::new(now_ms, lost, detected_ms);
                     self.failures.note(failure, now);
                 }
                 Some(EventKind::Lost { node, name, reason, detected_ms })
@@ -495,16 +483,4 @@ pub const fn window_number(window: Option<Window>) -> u32 {
 
 fn milliseconds(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
-}
-
-fn rewind_text(reason: RewindReason) -> String {
-    match reason {
-        RewindReason::LayerLost { layer } => {
-            format!("no copy and no newer checkpoint of layer {layer} survives")
-        }
-        RewindReason::StateDiffers { layer } => {
-            format!("owner and copy of layer {layer} differ, and only a checkpoint can tell")
-        }
-        RewindReason::Ordered => "ordered".to_owned(),
-    }
 }

@@ -91,19 +91,8 @@ mod tests {
     use zbelastic_timing::layer_moves::LayerMoves;
 
     fn failure(at_ms: u64) -> FailureStatus {
-        FailureStatus {
-            at_ms,
-            node: NodeId(3),
-            name: "three".to_owned(),
-            reason: "silent".to_owned(),
-            detected_ms: Some(500.0),
-            next_seal_ms: None,
-            generation: None,
-            layers_moved: 0,
-            bytes_moved: Bytes(0),
-            bytes_floor: Bytes(0),
-            steps_lost: 0,
-        }
+        let lost = (NodeId(3), "three".to_owned(), "silent".to_owned());
+        FailureStatus::new(at_ms, lost, Some(500.0))
     }
 
     #[test]

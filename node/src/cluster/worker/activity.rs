@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use zbelastic_consensus::plan::PlanRecord;
-use zbelastic_consensus::state::copied_layers;
+use zbelastic_consensus::pre_copy::needed_at;
 use zbelastic_trainer::elastic::{StateLen, image_bytes};
 use zbelastic_types::{Bytes, LayerId, NodeId, Step};
 use zbelastic_wire::PieceRef;
@@ -235,9 +235,8 @@ pub(super) fn held_bytes(
     me: NodeId,
     len: impl Fn(LayerId) -> Option<StateLen>,
 ) -> Option<u64> {
-    let (stage, _) = plan.stage_indices().zip(&plan.stages).find(|(_, at)| at.node == me)?;
-    let held = plan.layers_of(stage).chain(copied_layers(plan, stage));
-    Some(held.filter_map(len).map(image_bytes).sum())
+    let held = needed_at(plan, me);
+    (!held.is_empty()).then(|| held.into_iter().filter_map(len).map(image_bytes).sum())
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::plan::PlanRecord;
-use zbelastic_consensus::pre_copy::{PreCopyPlan, needed_layers};
+use zbelastic_consensus::pre_copy::{PreCopyPlan, needed_at};
 use zbelastic_consensus::validation::Turn;
 use zbelastic_identity::PeerIdentity;
 use zbelastic_timing::layer_moves::{ArrivedAhead, LayersAhead};
@@ -66,8 +66,7 @@ impl LayerExchange {
         self.blob_registry.clear_before(plan.generation);
         self.fetching.clear();
         ports.work_log.end_receiving();
-        let stage = plan.stage_indices().find(|s| plan.stages[s.index()].node == ports.me);
-        let needed = stage.map_or_else(BTreeSet::new, |stage| needed_layers(plan, stage));
+        let needed = needed_at(plan, ports.me);
         for ArrivedAhead { bytes, duration, arrived_at } in self.ahead.take(&needed) {
             let took_us = duration.as_micros() as u64;
             let ago_us = arrived_at.elapsed().as_micros() as u64;
