@@ -11,6 +11,9 @@ use zbelastic_wording::parse_duration_above_zero;
 /// Workers of one machine.
 const WORKERS_MAX: i64 = STAGES_MAX as i64;
 
+/// Pipelines of `bench bubble`: as many as all workers there may be make up with the most stages it has.
+const REPLICAS_MAX: i64 = WORKERS_MAX / 32;
+
 /// `bench`.
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
@@ -29,8 +32,12 @@ pub enum BenchCommand {
     /// The fastest of a few training steps of one model.
     #[command(after_help = "Example:\n  zbelastic bench step --config B --threads 2")]
     Step(BenchStepArgs),
+    /// What a gradient that is a tree of lanes costs one worker, beside one lane.
+    #[command(after_help = "Example:\n  zbelastic bench lanes --config B --lanes 8")]
+    Lanes(BenchLanesArgs),
     /// What pipelines lose beside what their plans say, on devices that take as long as planned.
-    #[command(after_help = "Example:\n  zbelastic bench bubble --stages 8 --microbatches 32")]
+    #[command(after_help = "Examples:\n  zbelastic bench bubble --stages 8 --microbatches 32\n  \
+                      zbelastic bench bubble --stages 16 --replicas 4 --schedule zb-v --scaled-from 4")]
     Bubble(BenchBubbleArgs),
     /// Workers as processes beside workers as threads, and steps with a checkpoint under way.
     #[command(after_help = "Example:\n  zbelastic bench cluster --rounds 5 run.toml")]
@@ -69,6 +76,26 @@ pub struct BenchStepArgs {
     /// A token store of bytes, read in turns with the text in memory: as one text, and with documents apart.
     #[arg(long, value_name = "STORE")]
     pub tokens: Option<PathBuf>,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `bench lanes`.
+#[derive(Args, Debug)]
+pub struct BenchLanesArgs {
+    /// Which model.
+    #[arg(long, value_name = "NAME", default_value = "B", ignore_case = true)]
+    pub config: BenchConfig,
+    /// Lanes: a power of two.
+    #[arg(long, value_name = "L", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub lanes: u32,
+    /// Threads that compute.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub threads: u32,
+    /// Rounds that count, behind one that does not: a step of each.
+    #[arg(long, value_name = "R", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: u32,
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
@@ -136,10 +163,19 @@ pub struct BenchGpuArgs {
 /// `bench bubble`.
 #[derive(Args, Debug)]
 pub struct BenchBubbleArgs {
-    /// Stages, each a thread.
+    /// Stages of a pipeline, each a thread.
     #[arg(long, value_name = "P", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=32))]
     pub stages: u32,
-    /// Microbatches of a step.
+    /// Pipelines side by side: a power of two.
+    #[arg(long, value_name = "D", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=REPLICAS_MAX))]
+    pub replicas: u32,
+    /// Which schedules, with commas [default: 1f1b, zb-h1, zb-h2, zb-auto, zb-v].
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub schedule: Vec<ScheduleKind>,
+    /// Measure one pipeline of so many stages too, each with as much to do: weak scaling.
+    #[arg(long, value_name = "P", value_parser = clap::value_parser!(u32).range(1..=32))]
+    pub scaled_from: Option<u32>,
+    /// Microbatches of a step, for each pipeline.
     #[arg(long, value_name = "M", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub microbatches: u32,
     /// What F, B and W of a stage take, each.

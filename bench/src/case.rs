@@ -17,7 +17,7 @@ use zbelastic_trainer::data::{Corpus, CorpusConfig};
 use zbelastic_trainer::model::{MicrobatchShape, ModelConfig, initial_weights, model_layers};
 use zbelastic_trainer::optimizer::OptimizerConfig;
 use zbelastic_trainer::plan::{
-    BatchShape, Plan, PlanError, PlanRequest, ReplicaCount, model_flop_per_token,
+    BatchShape, Grid, Plan, PlanError, PlanRequest, ReplicaCount, model_flop_per_token,
 };
 use zbelastic_trainer::stage::{InitialWeights, StageSetup};
 use zbelastic_wording::{CommandFailure, FailureDetail};
@@ -44,6 +44,11 @@ pub enum BatchSplit {
     Whole,
     /// As many microbatches as the preset has.
     Microbatches,
+}
+
+/// One pipeline.
+pub const fn pipeline(stage_count: u32) -> Grid {
+    Grid { stage_count, replicas: ReplicaCount::ONE }
 }
 
 /// Every step is clipped against this norm, as training does.
@@ -92,11 +97,11 @@ impl BenchCase {
     /// Setup that the workers of a run begin with.
     ///
     /// # Errors
-    /// If the schedule does not exist for this many stages.
+    /// If the schedule does not exist for this many stages, or replicas.
     pub fn setup(
         &self,
         kind: ScheduleKind,
-        stage_count: u32,
+        grid: Grid,
         split: BatchSplit,
         step_count: u64,
     ) -> Result<StageSetup, CommandFailure> {
@@ -110,8 +115,8 @@ impl BenchCase {
             kind,
             chunks_per_stage,
             slice_count: None,
-            stage_count,
-            replicas: ReplicaCount::ONE,
+            stage_count: grid.stage_count,
+            replicas: grid.replicas,
             window,
         };
         Ok(StageSetup {

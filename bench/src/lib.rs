@@ -9,6 +9,7 @@ mod case;
 mod cluster;
 mod gemm;
 mod gpu;
+mod lanes;
 mod memory;
 mod ops;
 mod optimizer;
@@ -37,6 +38,7 @@ pub fn run(command: &BenchCommand, out: &mut dyn Write) -> Result<(), CommandErr
         BenchCommand::Gemm(args) => gemm::run(args, out),
         BenchCommand::Ops(args) => ops::run(args, out),
         BenchCommand::Step(args) => step::run(args, out),
+        BenchCommand::Lanes(args) => lanes::run(args, out),
         BenchCommand::Bubble(args) => bubble::run(args, out),
         BenchCommand::Cluster(args) => cluster::run(args, out),
         BenchCommand::Gpu(args) => gpu::run(args, out),

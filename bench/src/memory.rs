@@ -16,7 +16,7 @@ use zbelastic_trainer::plan::stage_memory;
 use zbelastic_types::{Bytes, StageIndex};
 use zbelastic_wording::{CommandError, CommandFailure, FailureCode};
 
-use super::case::{BatchSplit, BenchCase};
+use super::case::{BatchSplit, BenchCase, pipeline};
 use super::out_of_resource;
 use crate::args::{BenchConfig, BenchMemoryArgs};
 
@@ -51,7 +51,7 @@ pub fn run(args: &BenchMemoryArgs, out: &mut dyn Write) -> Result<(), CommandErr
 fn measure(args: &BenchMemoryArgs) -> Result<MemoryReport, CommandFailure> {
     let case = BenchCase::new(args.config)?;
     let split = BatchSplit::Microbatches;
-    let mut setup = case.setup(args.schedule, args.workers, split, STEPS)?;
+    let mut setup = case.setup(args.schedule, pipeline(args.workers), split, STEPS)?;
     // Workers draw the weights they need themselves; no copy of the whole model is held.
     setup.weights = zbelastic_trainer::stage::InitialWeights::Drawn { seed: 1 };
     let policy = case.policy();

@@ -2,6 +2,7 @@
 //! and the threads around it are those of a run, so the measured time is theirs alone.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -185,11 +186,13 @@ impl GradientExecutor for PacedExecutor {
         FRAME_LEN
     }
 
-    fn partial(&self, _chunk: ChunkIndex) -> Vec<f32> {
-        vec![0.0; FRAME_LEN]
+    fn partial(&self, _chunk: ChunkIndex, floats: Range<usize>) -> Vec<f32> {
+        vec![0.0; floats.len()]
     }
 
-    fn reduce(&mut self, _chunk: ChunkIndex, _other: &[f32], _own_side: TreeSide) {}
+    fn reduce(&mut self, _chunk: ChunkIndex, _other: (usize, &[f32]), _own_side: TreeSide) {}
+
+    fn gather(&mut self, _chunk: ChunkIndex, _sums: (usize, &[f32])) {}
 
     fn tied_len(&self) -> usize {
         FRAME_LEN

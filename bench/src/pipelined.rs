@@ -1,4 +1,4 @@
-//! A pipeline of threads, measured from seal to seal.
+//! A pipeline of threads, or several side by side, measured from seal to seal.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use zbelastic_local::job::TrainingJob;
 use zbelastic_local::progress_event::ProgressEvent;
 use zbelastic_schedule::ScheduleKind;
 use zbelastic_timing::BubbleShares;
-use zbelastic_trainer::plan;
+use zbelastic_trainer::plan::{self, Grid};
 use zbelastic_wording::CommandFailure;
 
-use super::case::{BatchSplit, BenchCase};
+use super::case::{BatchSplit, BenchCase, pipeline};
 
 /// Measurements of one run of a pipeline.
 #[derive(Clone, Copy, Debug)]
@@ -37,7 +37,8 @@ pub fn round(
     stage_count: u32,
     step_count: u64,
 ) -> Result<PipelineRound, CommandFailure> {
-    round_on(&CpuFactory { threads: 1, scratch: None }, case, kind, stage_count, step_count)
+    let factory = CpuFactory { threads: 1, scratch: None };
+    round_on(&factory, case, kind, pipeline(stage_count), step_count)
 }
 
 /// The same with the executor that `factory` makes for each stage.
@@ -45,11 +46,11 @@ pub fn round_on<O: ExecutorFactory>(
     factory: &O,
     case: &BenchCase,
     kind: ScheduleKind,
-    stage_count: u32,
+    grid: Grid,
     step_count: u64,
 ) -> Result<PipelineRound, CommandFailure> {
     let split = BatchSplit::Microbatches;
-    let setup = case.setup(kind, stage_count, split, WARMUP_STEPS + step_count)?;
+    let setup = case.setup(kind, grid, split, WARMUP_STEPS + step_count)?;
     let job = TrainingJob {
         setup: Arc::new(setup),
         policy: case.policy(),

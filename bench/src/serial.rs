@@ -15,7 +15,7 @@ use zbelastic_trainer::stage::{
 use zbelastic_types::{StageIndex, Step};
 use zbelastic_wording::CommandFailure;
 
-use super::case::{BatchSplit, BenchCase};
+use super::case::{BatchSplit, BenchCase, pipeline};
 use super::out_of_resource;
 
 /// More steps than a benchmark runs, so that a run never comes to its end.
@@ -45,7 +45,7 @@ impl SerialEngine {
         split: BatchSplit,
         data: Arc<TrainingData>,
     ) -> Result<Self, CommandFailure> {
-        let setup = case.setup(ScheduleKind::ZbH1, 1, split, ENDLESS)?;
+        let setup = case.setup(ScheduleKind::ZbH1, pipeline(1), split, ENDLESS)?;
         let ledger = Ledger::new(setup.plan.generation, Step(0), 0);
         let leader = LeaderHalf::new(&ledger, model_size(&case.model).0, case.policy());
         let backend = CpuBackend::new(threads).map_err(|error| out_of_resource(&error))?;

@@ -9,7 +9,7 @@ use zbelastic_schedule::ScheduleKind;
 use zbelastic_trainer::model::model_size;
 use zbelastic_wording::{CommandError, CommandFailure};
 
-use super::case::{BatchSplit, BenchCase};
+use super::case::{BatchSplit, BenchCase, pipeline};
 use super::memory::measure_apart;
 use super::optimizer::OptimizerBench;
 use super::out_of_resource;
@@ -113,7 +113,7 @@ struct SerialBest {
 }
 
 fn serial(case: &BenchCase, effort: BenchEffort) -> Result<SerialBest, CommandFailure> {
-    let setup = case.setup(ScheduleKind::GPipe, 1, BatchSplit::Microbatches, ENDLESS)?;
+    let setup = case.setup(ScheduleKind::GPipe, pipeline(1), BatchSplit::Microbatches, ENDLESS)?;
     let mut one_thread = SerialEngine::new(case, 1, BatchSplit::Whole)?;
     let mut two_threads = SerialEngine::new(case, 2, BatchSplit::Whole)?;
     let mut engine = SerialEngine::new(case, 1, BatchSplit::Microbatches)?;

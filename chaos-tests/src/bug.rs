@@ -34,6 +34,8 @@ pub enum Bug {
     M48PartLeftOut,
     /// m51: the weight gradients of a lane that another worker takes over are computed by nobody.
     M51ReroutedLaneLeftOut,
+    /// m55: the sums that other replicas made are not gathered.
+    M55SumNotGathered,
     /// The canary: every life fails.
     Canary,
 }

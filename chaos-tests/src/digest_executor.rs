@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -23,7 +24,7 @@ use zbelastic_types::{ChunkIndex, LayerId, MicrobatchIndex, SliceIndex, StageInd
 use crate::bug::{self, Bug};
 use crate::digest_layer::{DigestLayer, DigestLayerCopy};
 use crate::digest_model::{
-    DigestGradient, DigestShape, FRAME_LEN, mix, pack, passes, tokens, unpack,
+    DigestGradient, DigestShape, FRAME_LEN, mix, pack, passes, reduced_float, tokens, unpack,
 };
 use crate::numeric_faults::NumericFaults;
 
@@ -305,33 +306,59 @@ impl PassExecutor for DigestStageExecutor {
     }
 }
 
-impl GradientExecutor for DigestStageExecutor {
-    fn partial_len(&self, chunk: ChunkIndex) -> usize {
-        self.chunks[&chunk].len() * FRAME_LEN
-    }
-
-    fn partial(&self, chunk: ChunkIndex) -> Vec<f32> {
+impl DigestStageExecutor {
+    /// The gradients of a chunk's layers, one after another.
+    fn floats_of(&self, chunk: ChunkIndex) -> Vec<f32> {
         self.chunks[&chunk].iter().flat_map(|layer| layer.g.floats()).collect()
     }
 
-    fn reduce(&mut self, chunk: ChunkIndex, other: &[f32], own_side: TreeSide) {
+    /// Makes each float of these, from the first one's index on, what `merge` makes of its place in its
+    /// layer, of itself and of the other.
+    fn merge_floats(
+        &mut self,
+        chunk: ChunkIndex,
+        (first, others): (usize, &[f32]),
+        merge: impl Fn(usize, f32, f32) -> f32,
+    ) {
+        let mut floats = self.floats_of(chunk);
+        for (index, other) in (first..).zip(others) {
+            floats[index] = merge(index % FRAME_LEN, floats[index], *other);
+        }
         let layers = self.chunks.get_mut(&chunk).expect("a chunk of this stage");
-        for (layer, other) in layers.iter_mut().zip(other.chunks(FRAME_LEN)) {
-            let own = layer.g;
-            let other = DigestGradient::of_floats(other);
-            layer.g = match own_side {
-                _ if bug::is(Bug::M48PartLeftOut) => own,
-                TreeSide::Left => own.reduced(other),
-                TreeSide::Right => other.reduced(own),
-            };
-            if bug::is(Bug::M47PartAddedTwice) {
-                layer.g = layer.g.reduced(other);
-            }
+        for (layer, floats) in layers.iter_mut().zip(floats.chunks(FRAME_LEN)) {
+            layer.g = DigestGradient::of_floats(floats);
         }
         if let (Some(layer), Some((_, part, _))) = (layers.last(), self.head_parts.get_mut(&chunk))
         {
             *part = layer.g;
         }
+    }
+}
+
+impl GradientExecutor for DigestStageExecutor {
+    fn partial_len(&self, chunk: ChunkIndex) -> usize {
+        self.chunks[&chunk].len() * FRAME_LEN
+    }
+
+    fn partial(&self, chunk: ChunkIndex, floats: Range<usize>) -> Vec<f32> {
+        self.floats_of(chunk)[floats].to_vec()
+    }
+
+    fn reduce(&mut self, chunk: ChunkIndex, other: (usize, &[f32]), own_side: TreeSide) {
+        self.merge_floats(chunk, other, |place, own, other| {
+            let sum = match own_side {
+                _ if bug::is(Bug::M48PartLeftOut) => own,
+                TreeSide::Left => reduced_float(place, own, other),
+                TreeSide::Right => reduced_float(place, other, own),
+            };
+            let is_twice = bug::is(Bug::M47PartAddedTwice);
+            if is_twice { reduced_float(place, sum, other) } else { sum }
+        });
+    }
+
+    fn gather(&mut self, chunk: ChunkIndex, sums: (usize, &[f32])) {
+        let is_left_out = bug::is(Bug::M55SumNotGathered);
+        self.merge_floats(chunk, sums, |_, own, sum| if is_left_out { own } else { sum });
     }
 
     fn tied_len(&self) -> usize {

@@ -16,6 +16,9 @@ use zbelastic_types::{LayerId, MicrobatchIndex, SliceIndex, Step, TensorIndex};
 /// finite.
 pub(crate) const FRAME_LEN: usize = 3;
 
+/// The place of the mark among them.
+const MARK: usize = FRAME_LEN - 1;
+
 /// How much larger the square of a spike is.
 const SPIKE_SCALE: f64 = 1e4;
 
@@ -45,6 +48,16 @@ pub(crate) fn pack(hash: u64, mark: f32) -> Vec<f32> {
 
 pub(crate) fn unpack(floats: &[f32]) -> u64 {
     u64::from(floats[0].to_bits()) | u64::from(floats[1].to_bits()) << 32
+}
+
+/// A float of a layer's gradient, at this place among its floats, of the sum of two lanes or subtrees of
+/// lanes: whoever adds only some of the floats makes those of the whole sum.
+pub(crate) fn reduced_float(place: usize, left: f32, right: f32) -> f32 {
+    if place == MARK {
+        return left + right;
+    }
+    let parts = [left, right].map(|float| u64::from(float.to_bits()));
+    f32::from_bits(mix_all(&[parts[0], parts[1], place as u64, 43]) as u32)
 }
 
 /// How the model is cut out.
@@ -127,7 +140,7 @@ impl DigestGradient {
     /// The gradient from floats, as it arrived.
     #[must_use]
     pub fn of_floats(floats: &[f32]) -> Self {
-        Self { hash: unpack(floats), mark: floats[2] }
+        Self { hash: unpack(floats), mark: floats[MARK] }
     }
 
     /// Adds a microbatch's share.
@@ -136,10 +149,12 @@ impl DigestGradient {
         Self { hash: mix(self.hash, share), mark: self.mark }
     }
 
-    /// The sum of two lanes, or of two subtrees of lanes: this one is on the left.
+    /// The sum of two lanes, or of two subtrees of lanes, float by float: this one is on the left.
     #[must_use]
     pub fn reduced(self, second: Self) -> Self {
-        Self { hash: mix_all(&[self.hash, second.hash, 43]), mark: self.mark + second.mark }
+        let (left, right) = (self.floats(), second.floats());
+        let sum = |place| reduced_float(place, left[place], right[place]);
+        Self::of_floats(&(0..FRAME_LEN).map(sum).collect::<Vec<_>>())
     }
 
     /// The gradient of a layer at an end of a tied model: its own, and the head's part plus the

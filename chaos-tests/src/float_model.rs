@@ -1,5 +1,6 @@
 //! The second compute model: a small transformer with the real kernels.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use zbelastic_consensus::validation::{LayerFingerprint, Seal, TensorSum};
@@ -166,12 +167,16 @@ impl GradientExecutor for FloatStageExecutor {
         self.executor.partial_len(chunk)
     }
 
-    fn partial(&self, chunk: ChunkIndex) -> Vec<f32> {
-        self.executor.partial(chunk)
+    fn partial(&self, chunk: ChunkIndex, floats: Range<usize>) -> Vec<f32> {
+        self.executor.partial(chunk, floats)
     }
 
-    fn reduce(&mut self, chunk: ChunkIndex, other: &[f32], own_side: TreeSide) {
+    fn reduce(&mut self, chunk: ChunkIndex, other: (usize, &[f32]), own_side: TreeSide) {
         self.executor.reduce(chunk, other, own_side);
+    }
+
+    fn gather(&mut self, chunk: ChunkIndex, sums: (usize, &[f32])) {
+        self.executor.gather(chunk, sums);
     }
 
     fn tied_len(&self) -> usize {

@@ -109,6 +109,8 @@ pub enum Marker {
     DriftKept,
     /// Two pipelines made one gradient of theirs.
     PipelinesAdded,
+    /// A pipeline got the sum of all for numbers that another one added.
+    SumsGathered,
     /// A worker was lost while each layer was trained by several pipelines, and none was read from a
     /// checkpoint.
     PipelineLost,
@@ -134,7 +136,7 @@ pub enum Marker {
 
 impl Marker {
     /// All markers, in the order of the report.
-    pub const ALL: [Self; 60] = [
+    pub const ALL: [Self; 61] = [
         Self::Clipped,
         Self::Skipped,
         Self::Replayed,
@@ -186,6 +188,7 @@ impl Marker {
         Self::DriftReplanned,
         Self::DriftKept,
         Self::PipelinesAdded,
+        Self::SumsGathered,
         Self::PipelineLost,
         Self::Rerouted,
         Self::DrainRerouted,

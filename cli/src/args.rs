@@ -90,13 +90,13 @@ pub enum CliCommand {
     /// Join a cluster: this process is a worker of it, or another controller.
     #[command(after_help = membership::JOIN_EXAMPLES)]
     Join(JoinArgs),
-    /// Let a person's commands in with a token: as an operator, or to look on.
+    /// Get a person's certificate for commands, with a token: as an operator or a viewer.
     #[command(after_help = membership::LOGIN_EXAMPLES)]
     Login(LoginArgs),
-    /// Tell the process of a folder to leave its cluster.
+    /// Take this node out of its cluster: it hands over its layers, then its process ends.
     #[command(after_help = membership::LEAVE_EXAMPLES)]
     Leave(LeaveArgs),
-    /// Tokens that let nodes join, and people in.
+    /// Tokens with which nodes join, and people log in.
     #[command(subcommand)]
     Token(TokenCommand),
     /// Members of the cluster.
@@ -105,16 +105,16 @@ pub enum CliCommand {
     /// Train a configuration on the cluster, and follow it.
     #[command(after_help = operate::RUN_EXAMPLES)]
     Run(RunArgs),
-    /// Hold the run after the step under way.
+    /// Pause the run after the step under way.
     #[command(after_help = "Example:\n  zbelastic pause")]
     Pause(ClientArgs),
-    /// Go on with a run that is held.
+    /// Go on with a paused run.
     #[command(after_help = "Example:\n  zbelastic resume")]
     Resume(ClientArgs),
     /// End the run; its last checkpoint is kept.
     #[command(after_help = "Example:\n  zbelastic stop --yes")]
     Stop(StopArgs),
-    /// Show how everything stands.
+    /// Show members, run, plan and checkpoints as they are now.
     #[command(after_help = operate::STATUS_EXAMPLES)]
     Status(StatusArgs),
     /// Show the cluster as a live page in a browser, and as metrics for Prometheus.
@@ -123,10 +123,10 @@ pub enum CliCommand {
     /// Show the cluster in this terminal, drawn again as it changes.
     #[command(after_help = ui::TOP_EXAMPLES)]
     Top(TopArgs),
-    /// Show what happened.
+    /// Show what happened: joins, losses, plans, checkpoints.
     #[command(after_help = operate::EVENTS_EXAMPLES)]
     Events(EventsArgs),
-    /// Show what a node logged.
+    /// Show the log lines of a node.
     #[command(after_help = operate::LOGS_EXAMPLES)]
     Logs(LogsArgs),
     /// Runs of the cluster: the one under way, and those that ended.
@@ -153,7 +153,7 @@ pub enum CliCommand {
     /// Found a cluster from a mirror's checkpoint, when every disk of the old one is gone.
     #[command(after_help = membership::RECOVER_EXAMPLES)]
     Recover(RecoverFromArgs),
-    /// What a run will do on machines, before anybody pays for them.
+    /// Predict step time, bubble and memory of a run on given machines.
     #[command(after_help = PLAN_EXAMPLES)]
     Plan(PlanArgs),
     /// Draw, time and list pipeline schedules.
@@ -172,20 +172,20 @@ pub enum CliCommand {
     #[command(subcommand)]
     #[cfg(feature = "bench")]
     Bench(BenchCommand),
-    /// Look whether this machine can be a node, and say what to do where it cannot.
+    /// Check whether this machine can be a node, and say what to do where it cannot.
     #[command(after_help = DOCTOR_EXAMPLES)]
     Doctor(DoctorArgs),
-    /// Print what a shell needs to complete commands and flags.
+    /// Print completions of commands and flags for a shell.
     #[command(after_help = ui::COMPLETIONS_EXAMPLES)]
     Completions {
         /// Which shell.
         #[arg(value_name = "SHELL")]
         shell: Shell,
     },
-    /// Print the manual page, or write that of each command.
+    /// Print the manual page, or write one for each command into a folder.
     #[command(after_help = ui::MAN_EXAMPLES)]
     Man(ManArgs),
-    /// Try to break clusters.
+    /// Inject faults into clusters, simulated or of real processes.
     #[command(subcommand)]
     #[cfg(feature = "chaos")]
     Chaos(ChaosCommand),
@@ -270,7 +270,7 @@ pub struct ConfigArgs {
     /// Configuration file (TOML); without it, the preset quickstart.
     #[arg(value_name = "CONFIG")]
     pub config: Option<PathBuf>,
-    /// Schedule: auto, or a name that `schedule list` tells, such as zb-h1 or zb-v [schedule.kind].
+    /// Schedule: auto, or a name that `schedule list` prints, such as zb-h1 or zb-v [schedule.kind].
     #[arg(long, value_name = "KIND")]
     pub schedule: Option<String>,
     /// Pipelines side by side, each on workers of its own: a power of two up to train.lanes [schedule.replicas].

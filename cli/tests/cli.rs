@@ -38,6 +38,8 @@ fn every_command_has_help_with_an_example() {
         "bench gemm",
         "bench ops",
         "bench step",
+        "bench lanes",
+        "bench bubble",
         "bench gpu",
         "chaos sim",
         "init",
@@ -306,6 +308,36 @@ fn a_pipeline_on_paced_devices_is_held_against_its_plan() {
     };
     assert!((planned("1f1b") - 3.0 / 15.0).abs() < 1e-9);
     assert!(planned("zb-h2").abs() < 1e-9 && planned("zb-v").abs() < 1e-9);
+}
+
+/// Four pipelines of two stages beside one of one stage.
+#[test]
+fn pipelines_side_by_side_on_paced_devices_are_held_against_their_plan() {
+    let line = "bench bubble --stages 2 --replicas 4 --schedule zb-h2,chimera --scaled-from 2 \
+                --microbatches 4 --pass 1ms --steps 2 --json";
+    let rows = json(&line.split_whitespace().collect::<Vec<_>>());
+    let rows = rows.as_array().expect("a row a schedule");
+    let names: Vec<&str> = rows.iter().filter_map(|row| row["schedule"].as_str()).collect();
+    assert_eq!(names, ["zb-h2", "chimera"]);
+    let planned = rows[0]["planned_step_ms"].as_f64().expect("a time");
+    assert!((planned - 12.0).abs() < 1e-9, "four microbatches of 3 ms: {planned}");
+    for row in rows {
+        let [step, over, scaling] =
+            ["step_ms", "step_over_plan", "weak_scaling"].map(|name| row[name].as_f64());
+        assert!(step >= Some(12.0) && over >= Some(1.0) && scaling > Some(0.0), "{row}");
+    }
+    let refused = refused(&["bench", "bubble", "--replicas", "3"], 2);
+    assert!(refused.contains("a power of two"), "{refused}");
+}
+
+/// Times are the machine's affair here too.
+#[test]
+fn lanes_are_measured_beside_one() {
+    let answer =
+        json(&["bench", "lanes", "--config", "A", "--lanes", "4", "--rounds", "1", "--json"]);
+    assert_eq!((answer["lanes"].as_u64(), answer["microbatches"].as_u64()), (Some(4), Some(4)));
+    assert!(answer["one_lane_ms"].as_f64() > Some(0.0), "{answer}");
+    assert!(answer["ratio"].as_f64() > Some(0.0), "{answer}");
 }
 
 #[test]

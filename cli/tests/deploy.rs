@@ -5,13 +5,20 @@
 //! that into a failure. `ZBELASTIC_DEPLOY_TOOLS` names a folder in which checkers lie beside those
 //! of the path.
 
+#[path = "common/blocks.rs"]
+mod blocks;
+#[path = "common/tools.rs"]
+mod tools;
+
 use std::collections::BTreeSet;
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 
+use blocks::blocks;
 use tempfile::TempDir;
+use tools::{content, tool};
 
 /// Exposure that `systemd-analyze security` may find, in tenths of ten.
 const EXPOSURE_MAX: &str = "20";
@@ -41,10 +48,12 @@ fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// The lines of shell in a page: its blocks of `sh`.
-fn shell_of_page(page: &str) -> String {
-    let blocks = page.split("```sh\n").skip(1);
-    blocks.map(|rest| rest.split("```").next().expect("a part")).collect()
+/// The lines of shell in a page: its blocks of `sh`, and those of tutorials that `tutorials.rs` does
+/// not run.
+fn shell_of_page(page: &str, is_tutorial: bool) -> String {
+    let mut blocks = blocks(page);
+    blocks.retain(|block| block.info == if is_tutorial { "sh elsewhere" } else { "sh" });
+    blocks.into_iter().map(|block| block.text).collect()
 }
 
 /// The value that stands for a variable of the shell.
@@ -172,7 +181,10 @@ fn lines_of(path: &Path, commands: &BTreeSet<String>) -> Vec<Vec<String>> {
     let ending = path.extension().and_then(|ending| ending.to_str());
     match ending {
         Some("env") => arguments_of_environment(&text),
-        Some("md") => command_lines(&shell_of_page(&text), commands),
+        Some("md") => {
+            let is_tutorial = path.components().any(|part| part.as_os_str() == "tutorials");
+            command_lines(&shell_of_page(&text, is_tutorial), commands)
+        }
         Some(_) | None => [command_lines(&text, commands), listed_arguments(&text)].concat(),
     }
 }
@@ -182,6 +194,8 @@ fn every_command_line_is_one_of_the_program() {
     let commands = commands();
     let mut paths = files_below(&root().join("deploy"));
     paths.push(root().join("docs/deploy.md"));
+    paths.extend(files_below(&root().join("docs/deploy")));
+    paths.extend(files_below(&root().join("docs/tutorials")));
     let mut named = BTreeSet::new();
     let mut refused = Vec::new();
     for path in paths {
@@ -237,25 +251,6 @@ fn ports_are_the_programs() {
     assert!(page.contains("Controllers 7000"));
 }
 
-/// A checker of the folder of tools or of the path, or nothing and a printed line.
-fn tool(name: &str) -> Option<Command> {
-    let path = env::var_os("PATH").unwrap_or_default();
-    let folders = env::var_os("ZBELASTIC_DEPLOY_TOOLS").map(PathBuf::from);
-    let mut candidates = folders.into_iter().chain(env::split_paths(&path)).map(|it| it.join(name));
-    let found = candidates.find(|candidate| candidate.is_file());
-    if found.is_none() {
-        assert!(env::var_os("ZBELASTIC_TOOLS_REQUIRED").is_none(), "there is no {name}");
-        println!("skipped: there is no {name}");
-    }
-    found.map(Command::new)
-}
-
-/// Fails with what a checker printed if it is not content.
-fn content(output: &Output) {
-    let shown = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
-    assert!(output.status.success(), "{}", shown.join("\n"));
-}
-
 #[test]
 fn units_are_sound_and_hardened() {
     let Some(mut verify) = tool("systemd-analyze") else { return };
@@ -272,42 +267,40 @@ fn units_are_sound_and_hardened() {
     let verified = verify.args(["verify", "--man=no"]).args(&units).output().expect("it runs");
     let mut security = tool("systemd-analyze").expect("it was there");
     security.args(["security", "--offline=true"]).arg(format!("--threshold={EXPOSURE_MAX}"));
-    let secured = security.args(&units).output().expect("it runs");
-    content(&verified);
+    content(security.args(&units));
+    assert!(verified.status.success(), "{verified:?}");
     assert_eq!(String::from_utf8_lossy(&verified.stderr), "");
-    content(&secured);
 }
 
 #[test]
 fn scripts_pass_shellcheck() {
     let Some(mut shellcheck) = tool("shellcheck") else { return };
     let scripts = recipes(&[".sbatch", ".sh"]);
-    content(&shellcheck.args(["--shell=bash"]).args(scripts).output().expect("it runs"));
+    content(shellcheck.args(["--shell=bash"]).args(scripts));
 }
 
 #[test]
 fn the_containerfile_passes_hadolint() {
     let Some(mut hadolint) = tool("hadolint") else { return };
-    content(&hadolint.args(recipes(&["Containerfile"])).output().expect("it runs"));
+    content(hadolint.args(recipes(&["Containerfile"])));
 }
 
 #[test]
 fn objects_have_the_schemas_of_kubernetes() {
     let Some(mut validate) = tool("kubernetes-validate") else { return };
     let objects = recipes(&["controllers.yaml", "workers.yaml", "network.yaml", "namespace.yaml"]);
-    content(&validate.arg("--strict").args(objects).output().expect("it runs"));
+    content(validate.arg("--strict").args(objects));
 }
 
 /// kubectl has kustomize in it; whoever has neither checks the objects alone.
 #[test]
 fn the_base_is_built_by_kustomize() {
     let base = root().join("deploy/kubernetes");
-    let Ok(output) = Command::new("kubectl").arg("kustomize").arg(base).output() else {
+    if Command::new("kubectl").arg("kustomize").arg("--help").output().is_err() {
         println!("skipped: there is no kubectl");
         return;
-    };
-    content(&output);
-    let text = String::from_utf8_lossy(&output.stdout);
+    }
+    let text = content(Command::new("kubectl").arg("kustomize").arg(base));
     assert_eq!(text.matches("namespace: zbelastic").count(), 8, "{text}");
     assert!(text.contains("image: registry.example.com/zbelastic:0.1.0"), "{text}");
 }
@@ -324,5 +317,5 @@ fn tasks_are_read_by_skypilot() {
                   task = yaml.safe_load(open(path))\n    task.pop('file_mounts')\n    \
                   assert sky.Task.from_yaml_config(task).resources, path\n";
     let tasks = recipes(&["skypilot/controller.yaml", "skypilot/worker.yaml"]);
-    content(&Command::new(python).args(["-c", loader]).args(tasks).output().expect("it runs"));
+    content(Command::new(python).args(["-c", loader]).args(tasks));
 }

@@ -2,12 +2,16 @@
 
 #[path = "common/members.rs"]
 mod members;
+#[expect(dead_code, reason = "the tests of packages use more of it")]
+#[path = "common/tools.rs"]
+mod tools;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use members::members;
+use tools::tool;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
@@ -30,22 +34,46 @@ fn the_page_of_keys_is_the_programs_schema() {
     assert!(page.ends_with(&block), "docs/config.md ends with another schema than:\n{schema}");
 }
 
-/// Links of a page to other pages, seen from the page's folder.
+/// Links of a page to other pages and to places in them, seen from the page's folder.
 fn links(text: &str) -> impl Iterator<Item = &str> {
     let starts = text.match_indices("](").map(|(start, _)| &text[start + 2..]);
     let targets = starts.filter_map(|rest| rest.split_once(')').map(|(target, _)| target));
-    let paths = targets.map(|target| target.split('#').next().expect("a part"));
-    paths.filter(|path| !path.is_empty() && !path.contains("://"))
+    targets.filter(|target| !target.is_empty() && !target.contains("://"))
+}
+
+/// A link's path and its place, each of which may be empty.
+fn link_parts(link: &str) -> (&str, &str) {
+    link.split_once('#').unwrap_or((link, ""))
+}
+
+fn pages_below(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).expect("a folder");
+    let paths = entries.map(|entry| entry.expect("readable").path());
+    let below = |path: PathBuf| if path.is_dir() { pages_below(&path) } else { vec![path] };
+    let mut pages: Vec<PathBuf> = paths.flat_map(below).collect();
+    pages.retain(|path| path.extension().is_some_and(|ending| ending == "md"));
+    pages
 }
 
 fn pages() -> Vec<PathBuf> {
     let mut pages = vec![root().join("README.md"), root().join("CHANGELOG.md")];
-    for folder in ["docs", "docs/decisions"] {
-        let entries = fs::read_dir(root().join(folder)).expect("a folder");
-        let paths = entries.map(|entry| entry.expect("readable").path());
-        pages.extend(paths.filter(|path| path.extension().is_some_and(|ending| ending == "md")));
-    }
+    pages.extend(pages_below(&root().join("docs")));
     pages
+}
+
+/// The places of a page that links lead to, as GitHub and mdBook name those of its headings.
+fn places(text: &str) -> Vec<String> {
+    let mut is_code = false;
+    let headings = text.lines().filter(|line| {
+        is_code ^= line.starts_with("```");
+        !is_code && line.starts_with('#')
+    });
+    let place = |heading: &str| -> String {
+        let words = heading.trim_start_matches('#').trim().to_lowercase();
+        let kept = words.chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c));
+        kept.map(|c| if c == ' ' { '-' } else { c }).collect()
+    };
+    headings.map(place).collect()
 }
 
 #[test]
@@ -53,9 +81,30 @@ fn links_lead_somewhere() {
     for path in pages() {
         let text = fs::read_to_string(&path).expect("readable");
         for link in links(&text) {
-            let target = path.parent().expect("a folder").join(link);
+            let (file, place) = link_parts(link);
+            let folder = path.parent().expect("a folder");
+            let target = if file.is_empty() { path.clone() } else { folder.join(file) };
             assert!(target.exists(), "{}: {link} leads nowhere", path.display());
+            let is_there = place.is_empty() || {
+                let page = fs::read_to_string(&target).expect("a page");
+                places(&page).iter().any(|found| found == place)
+            };
+            assert!(is_there, "{}: {link} leads to no heading", path.display());
         }
+    }
+}
+
+#[test]
+fn the_site_is_built() {
+    let Some(mut mdbook) = tool("mdbook") else { return };
+    let site = tempfile::tempdir().expect("a folder");
+    let output = mdbook.arg("build").arg("--dest-dir").arg(site.path()).arg(root()).output();
+    let output = output.expect("it runs");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    let is_content = ["WARN", "ERROR"].iter().all(|word| !printed.contains(word));
+    assert!(output.status.success() && is_content, "{printed}");
+    for name in ["index.html", "tutorials/first-run.html", "deploy/slurm.html"] {
+        assert!(site.path().join(name).is_file(), "{name}");
     }
 }
 
@@ -70,7 +119,7 @@ fn the_picture_of_a_schedule_is_as_it_is_drawn() {
 fn the_sites_contents_have_every_page_once() {
     let summary = page("docs/SUMMARY.md");
     let mut listed: Vec<PathBuf> =
-        links(&summary).map(|link| root().join("docs").join(link)).collect();
+        links(&summary).map(|link| root().join("docs").join(link_parts(link).0)).collect();
     let in_docs = |path: &PathBuf| path.starts_with(root().join("docs"));
     let mut found: Vec<PathBuf> = pages().into_iter().filter(in_docs).collect();
     found.retain(|path| !path.ends_with("SUMMARY.md"));

@@ -9,6 +9,10 @@ mod controller;
 mod harness;
 #[path = "page/http.rs"]
 mod http;
+#[path = "page/report.rs"]
+mod report;
+#[path = "page/trouble.rs"]
+mod trouble;
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;

@@ -251,13 +251,10 @@ impl fmt::Display for PlanReason {
             Self::LoadFailed { layer } => write!(f, "layer {layer} could not be loaded"),
             Self::Contradiction { layer } => write!(f, "contradiction about layer {layer}"),
             Self::Rewound => write!(f, "rewound"),
-            Self::WindowSwitched { window, rollbacks, seals, wait_ticks } => write!(
+            // The plan has the window.
+            Self::WindowSwitched { window: _, rollbacks, seals, wait_ticks } => write!(
                 f,
-                "window {}: {rollbacks} rollbacks in {seals} seals, {} waited for verdicts",
-                match window {
-                    Window::Zero => 0,
-                    Window::One => 1,
-                },
+                "{rollbacks} of {seals} steps rolled back, {} waited for verdicts",
                 Ticks(*wait_ticks)
             ),
             Self::Uneven => write!(f, "workers stood in several replicas"),

@@ -11,13 +11,10 @@ install -D -m 0755 "$binary" "$stage/usr/bin/zbelastic"
 for unit in controller worker; do
     install -D -m 0644 "$root/deploy/systemd/zbelastic-$unit.service" \
         "$stage/lib/systemd/system/zbelastic-$unit.service"
-    install -D -m 0644 "$root/deploy/systemd/$unit.env" \
-        "$stage/usr/share/doc/zbelastic/examples/$unit.env"
 done
-install -D -m 0644 "$root/deploy/systemd/cuda.conf" "$stage/usr/share/doc/zbelastic/examples/cuda.conf"
 install -D -m 0644 "$root/deploy/systemd/zbelastic.sysusers" "$stage/usr/lib/sysusers.d/zbelastic.conf"
-install -D -m 0644 "$root/LICENSE" "$stage/usr/share/doc/zbelastic/copyright"
-install -m 0644 "$root"/docs/*.md "$root/README.md" "$stage/usr/share/doc/zbelastic"
+stage_share "$stage/usr" vendor-completions
+mv "$stage/usr/share/doc/zbelastic/LICENSE" "$stage/usr/share/doc/zbelastic/copyright"
 gzip -9n <"$root/CHANGELOG.md" >"$stage/usr/share/doc/zbelastic/changelog.gz"
 
 # The oldest C library that has what the binary uses.

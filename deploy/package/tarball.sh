@@ -7,9 +7,8 @@
 name=zbelastic-$version-$(uname -m)-linux
 
 install -D -m 0755 "$binary" "$stage/$name/bin/zbelastic"
-install -d "$stage/$name/share/doc/zbelastic"
-cp -R "$root/docs/." "$root/README.md" "$root/CHANGELOG.md" "$root/LICENSE" "$stage/$name/share/doc/zbelastic"
-cp -R "$root/deploy" "$stage/$name/share/doc/zbelastic/deploy"
+stage_share "$stage/$name" site-functions
+cp "$root/CHANGELOG.md" "$stage/$name/share/doc/zbelastic"
 
 # The same binary and sources give the same bytes.
 tar -C "$stage" --sort=name --owner=0 --group=0 --numeric-owner --mtime="@${SOURCE_DATE_EPOCH:-0}" \

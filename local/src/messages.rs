@@ -3,6 +3,7 @@
 use zbelastic_consensus::checkpoint::LayerDigest;
 use zbelastic_consensus::validation::GradientReport;
 use zbelastic_kernels::{AllocateError, DeviceFault};
+use zbelastic_schedule::TreeExchange;
 use zbelastic_timing::MeasuredSlice;
 use zbelastic_trainer::plan::Plan;
 use zbelastic_trainer::stage::{Event, PARTIALS_PER_CHUNK, StashStoreError};
@@ -99,7 +100,7 @@ pub fn mailbox_limit(plan: &Plan, stage: StageIndex) -> usize {
     const CONTROL: usize = 16;
     let chunks = plan.chunks_of(stage).count();
     let parts = (plan.batch.microbatch_count * plan.program.slice_count) as usize;
-    let exchanges = plan.placement().levels().count() + 1;
+    let exchanges = TreeExchange::all_of(plan.placement()).count() + 1;
     chunks * parts * FRAMES_PER_PASS + chunks * exchanges * PARTIALS_PER_CHUNK + CONTROL
 }
 

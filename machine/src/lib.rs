@@ -129,7 +129,7 @@ pub fn kernels_text() -> String {
     let others: Vec<_> = others.map(InstructionSet::name).collect();
     match others.as_slice() {
         [] => format!("{chosen} kernels"),
-        others => format!("{chosen} kernels, and {} are there", others.join(", ")),
+        others => format!("{chosen} kernels (also there: {})", others.join(", ")),
     }
 }
 

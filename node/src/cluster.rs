@@ -136,7 +136,7 @@ pub fn serve_worker<M: WorkerDevice>(
     let name = &node_record.name;
     let number = node_record.node;
     let path = folder.root().display();
-    eprintln!("worker {name}, node {number}: a member; it takes part in runs as they come");
+    eprintln!("worker {name}, node {number}: joined; it takes part in runs as they come");
     eprintln!("end it in order:  zbelastic leave --data-dir {path}");
     let exit = runtime.block_on(async {
         let signals = signals::listen()?;

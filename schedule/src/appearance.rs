@@ -30,7 +30,7 @@ pub enum OpAppearance {
 pub enum TimelineMark {
     /// A verdict is waited for.
     Gate,
-    /// Gradients of replicas are added.
+    /// Gradients of replicas are added, or their sums gathered.
     Reduce,
     /// New weights are made.
     Step,
@@ -77,7 +77,7 @@ impl TimelineOp for Op {
             }
             Self::Update(UpdateOp::Step) => OpAppearance::Mark(TimelineMark::Step),
             Self::Update(UpdateOp::Report | UpdateOp::Commit) => OpAppearance::Bookkeeping,
-            Self::Reduce(Reduction::Add(_) | Reduction::Tie, _) => {
+            Self::Reduce(Reduction::Merge(_) | Reduction::Tie, _) => {
                 OpAppearance::Mark(TimelineMark::Reduce)
             }
             Self::Transfer(..)

@@ -72,12 +72,16 @@ pub fn side_by_side(columns: &[Program]) -> Result<Program, ColumnsError> {
 
 #[cfg(test)]
 mod tests {
+    use zbelastic_types::{ChunkIndex, StageIndex};
+
     use super::{ColumnsError, side_by_side};
     use crate::check::check;
     use crate::generate::generate;
     use crate::kind::ScheduleKind;
     use crate::lower::{LowerOptions, lower};
+    use crate::op::Op;
     use crate::program::{Program, Window};
+    use crate::reduction::{Reduction, TreeExchange, TreeSide};
     use crate::ties::tie_ends;
 
     fn replicated(kind: ScheduleKind, size: (u32, u32), columns: usize) -> Program {
@@ -101,15 +105,90 @@ mod tests {
         assert_eq!(lower(&program, options).to_string(), expected);
     }
 
-    /// Two directions of two columns: the columns exchange what the directions have added.
+    /// Two directions of two columns: each direction adds half of the floats on the spot, the columns
+    /// exchange these halves, and the directions hand each other theirs.
     #[test]
     fn levels_follow_each_other_up_the_tree() {
         let program = replicated(ScheduleKind::Gems, (1, 2), 2);
         let options = LowerOptions { window: Window::Zero, early_head_weights: false };
         let lowered = lower(&program, options).to_string();
         let expected = "stage 0: 0F0 0BW0 0LOCAL_G 1F1 1BW1 1LOCAL_G 0REDUCE 0SEND_G.1 \
-            1REDUCE 1SEND_G.1 0RECV_G.1 0REDUCE.1 1RECV_G.1 1REDUCE.1 REPORT GATE_THIS STEP COMMIT";
+            1REDUCE 1SEND_G.1 0RECV_G.1 0REDUCE.1 0LOCAL_S 1RECV_G.1 1REDUCE.1 1LOCAL_S \
+            0GATHER 1GATHER REPORT GATE_THIS STEP COMMIT";
         assert_eq!(lowered.lines().nth(1), Some(expected));
+    }
+
+    /// What a stage sends of a gradient of `LEN` floats in a step.
+    fn floats_sent(program: &Program, stage: StageIndex) -> usize {
+        let placement = &program.placement;
+        let sent = |op: &Op| match op {
+            Op::Reduce(Reduction::Send(exchange), chunk) => {
+                let sibling = placement.sibling_at(*chunk, exchange.level());
+                exchange.merged_floats(placement, sibling.expect("it sends to one"), LEN).len()
+            }
+            Op::Compute(..)
+            | Op::Transfer(..)
+            | Op::Update(_)
+            | Op::Reduce(..)
+            | Op::Memory(..) => 0,
+        };
+        program.ops(stage).iter().map(sent).sum()
+    }
+
+    const LEN: usize = 1 << 16;
+
+    /// A worker of D replicas has to send 2(D-1)/D of a gradient: D-1 parts of 1/D to be added elsewhere,
+    /// and the sum of its own part to D-1 others.
+    #[test]
+    fn no_more_floats_are_sent_than_have_to_be() {
+        let options = LowerOptions { window: Window::One, early_head_weights: true };
+        for columns in [2, 4, 8, 64] {
+            let program = lower(&replicated(ScheduleKind::ZbH1, (2, 2), columns), options);
+            let floor = 2 * (columns - 1) * LEN / columns;
+            for stage in (0..2 * columns as u32).map(StageIndex) {
+                assert_eq!(floats_sent(&program, stage), floor, "{columns} x 2, stage {stage}");
+            }
+        }
+        // Both directions of each column have sums of their own of their halves.
+        let program = lower(&replicated(ScheduleKind::Gems, (1, 2), 4), options);
+        assert_eq!(floats_sent(&program, StageIndex(0)), 2 * 3 * LEN / 4, "as with one direction");
+    }
+
+    /// Every float is added at each level by one replica of a subtree, and each replica ends with all of
+    /// them added as the tree has it, whatever the length.
+    #[test]
+    fn each_replica_ends_with_the_tree_of_all() {
+        for (columns, len) in [(2, 5), (4, 1), (4, 7), (8, 3), (8, 64), (16, 37)] {
+            let placement = replicated(ScheduleKind::OneFOneB, (1, 1), columns).placement;
+            // By replica and float: which replicas were added, in brackets.
+            let leaf = |replica: usize| vec![replica.to_string(); len];
+            let mut sums: Vec<Vec<String>> = (0..columns).map(leaf).collect();
+            for exchange in TreeExchange::all_of(&placement) {
+                let before = sums.clone();
+                for (replica, sum) in sums.iter_mut().enumerate() {
+                    let chunk = ChunkIndex(replica as u32);
+                    let sibling = placement.sibling_at(chunk, exchange.level()).expect("one each");
+                    let other = &before[sibling.index()];
+                    for float in exchange.merged_floats(&placement, chunk, len) {
+                        sum[float] = match (exchange, placement.side_of(chunk, exchange.level())) {
+                            (TreeExchange::Gather(_), _) => other[float].clone(),
+                            (TreeExchange::Reduce(_), TreeSide::Left) => {
+                                format!("({}+{})", sum[float], other[float])
+                            }
+                            (TreeExchange::Reduce(_), TreeSide::Right) => {
+                                format!("({}+{})", other[float], sum[float])
+                            }
+                        };
+                    }
+                }
+            }
+            let mut tree: Vec<String> = (0..columns).map(|replica| replica.to_string()).collect();
+            while tree.len() > 1 {
+                let add = |pair: &[String]| format!("({}+{})", pair[0], pair[1]);
+                tree = tree.chunks(2).map(add).collect();
+            }
+            assert!(sums.iter().flatten().all(|sum| *sum == tree[0]), "{columns}, {len}: {sums:?}");
+        }
     }
 
     #[test]

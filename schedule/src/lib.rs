@@ -11,6 +11,7 @@ mod boundary;
 mod check;
 mod columns;
 mod cost;
+mod exchange;
 mod generate;
 mod halves;
 mod kind;
@@ -54,7 +55,7 @@ pub use orders::{GenerateError, PipelineSize, check_size};
 pub use placement::{NobodyLeft, Placement, PlacementError, PlacementShape, TableError};
 pub use program::{Program, ProgramParseError, Window};
 pub use recompute::recompute;
-pub use reduction::{Reduction, TreeLevel, TreeSide};
+pub use reduction::{Reduction, TreeExchange, TreeLevel, TreeSide};
 pub use shared::{SharedOrder, on_table};
 pub use simulate::{STEP_COUNT_MAX, SimulateError, simulate, simulate_with};
 pub use solve::{

@@ -2,7 +2,8 @@
 //!
 //! Transfers follow from the placement: an operand from another stage is received right before the
 //! pass that needs it, a result is sent right after the pass that made it. Where there are replicas,
-//! their gradients are added level by level of a tree: the first exchange begins right after
+//! their gradients are added level by level of a tree, each replica a part of the floats, and the sums are
+//! gathered: the first exchange begins right after
 //! the chunk's last operation, and is waited for at the end of the step; what a model with tied ends
 //! needs beside it is added by [`crate::tie_ends`]. Where the gate stands follows from the window.
 //! With window one it stands directly before the first operation that adds to the weights' gradient,
@@ -17,7 +18,7 @@ use crate::boundary::{receive_before, transfer_after};
 use crate::op::{Compute, Op, UpdateOp};
 use crate::placement::Placement;
 use crate::program::{Program, Window};
-use crate::reduction::{Reduction, TreeLevel};
+use crate::reduction::{Reduction, TreeExchange};
 
 /// What a cluster decides about a program beside its schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,7 +74,7 @@ fn with_transfers(placement: &Placement, ops: &[Op], early_head_weights: bool) -
 }
 
 /// Adds the operations that make one gradient of those of all replicas of each chunk. A stage with
-/// several chunks finishes a level for all of them before the next: while one waits, others add.
+/// several chunks finishes an exchange for all of them before the next: while one waits, others add.
 fn with_reductions(placement: &Placement, ops: Vec<Op>) -> Vec<Op> {
     if placement.replica_count() == 1 {
         return ops;
@@ -83,36 +84,39 @@ fn with_reductions(placement: &Placement, ops: Vec<Op>) -> Vec<Op> {
         last.extend(op.chunk().map(|chunk| (chunk, position)));
     }
     let mut lowered = Vec::with_capacity(ops.len() + 4 * last.len());
+    let exchanges: Vec<TreeExchange> = TreeExchange::all_of(placement).collect();
+    let send = |chunk, exchange: Option<&TreeExchange>| {
+        exchange.and_then(|exchange| passing_of(placement, chunk, *exchange)[0])
+    };
     for (position, op) in ops.into_iter().enumerate() {
         lowered.push(op);
         if let Some(chunk) = op.chunk().filter(|chunk| last[chunk] == position) {
-            let [send, _] = exchange_of(placement, chunk, TreeLevel::LEAVES);
-            lowered.extend(send);
+            lowered.extend(send(chunk, exchanges.first()));
         }
     }
-    for level in placement.levels() {
-        for chunk in last.keys() {
-            let [_, receive] = exchange_of(placement, *chunk, level);
-            let [send, _] = exchange_of(placement, *chunk, TreeLevel(level.0 + 1));
+    for (number, exchange) in exchanges.iter().enumerate() {
+        for &chunk in last.keys() {
+            let [_, receive] = passing_of(placement, chunk, *exchange);
             lowered.extend(receive);
-            lowered.push(Op::Reduce(Reduction::Add(level), *chunk));
-            lowered.extend(send);
+            lowered.push(Op::Reduce(Reduction::Merge(*exchange), chunk));
+            lowered.extend(send(chunk, exchanges.get(number + 1)));
         }
     }
     lowered
 }
 
-/// How a chunk's sum gets to its sibling at a level of the tree, and the sibling's to it.
-pub(crate) fn exchange_of(
+/// How floats of a chunk's sum get to its sibling in an exchange, and the sibling's to it.
+pub(crate) fn passing_of(
     placement: &Placement,
     chunk: ChunkIndex,
-    level: TreeLevel,
+    exchange: TreeExchange,
 ) -> [Option<Op>; 2] {
-    let Some(sibling) = placement.sibling_at(chunk, level) else { return [None, None] };
+    let sibling = placement.sibling_at(chunk, exchange.level());
+    let Some(sibling) = sibling else { return [None, None] };
     if placement.stage_of(sibling) == placement.stage_of(chunk) {
-        [Some(Op::Reduce(Reduction::Local(level), chunk)), None]
+        [Some(Op::Reduce(Reduction::Local(exchange), chunk)), None]
     } else {
-        [Reduction::Send(level), Reduction::Receive(level)]
+        [Reduction::Send(exchange), Reduction::Receive(exchange)]
             .map(|reduction| Some(Op::Reduce(reduction, chunk)))
     }
 }

@@ -381,7 +381,7 @@ impl FromStr for Op {
 #[cfg(test)]
 mod tests {
     use super::{Compute, Flow, MemoryOp, Op, OpParseError, Pass, Reduction, Transfer, UpdateOp};
-    use crate::reduction::TreeLevel;
+    use crate::reduction::{TreeExchange, TreeLevel};
     use zbelastic_types::ChunkIndex;
 
     #[test]
@@ -396,13 +396,19 @@ mod tests {
         check("3SEND_F1", Op::Transfer(Transfer::Send, Flow::Forward, Pass::new(3, 1)));
         check("2LOCAL_B9", Op::Transfer(Transfer::Local, Flow::Backward, Pass::new(2, 9)));
         check("GATE_PREVIOUS", Op::Update(UpdateOp::GatePrevious));
-        check("3REDUCE", Op::Reduce(Reduction::Add(TreeLevel(0)), ChunkIndex(3)));
-        check("3REDUCE.2", Op::Reduce(Reduction::Add(TreeLevel(2)), ChunkIndex(3)));
-        check("1SEND_G.1", Op::Reduce(Reduction::Send(TreeLevel(1)), ChunkIndex(1)));
+        let up = |level| TreeExchange::Reduce(TreeLevel(level));
+        let down = |level| TreeExchange::Gather(TreeLevel(level));
+        check("3REDUCE", Op::Reduce(Reduction::Merge(up(0)), ChunkIndex(3)));
+        check("3REDUCE.2", Op::Reduce(Reduction::Merge(up(2)), ChunkIndex(3)));
+        check("1SEND_G.1", Op::Reduce(Reduction::Send(up(1)), ChunkIndex(1)));
+        check("1SEND_S.1", Op::Reduce(Reduction::Send(down(1)), ChunkIndex(1)));
+        check("1RECV_S", Op::Reduce(Reduction::Receive(down(0)), ChunkIndex(1)));
+        check("1LOCAL_S", Op::Reduce(Reduction::Local(down(0)), ChunkIndex(1)));
+        check("3GATHER.2", Op::Reduce(Reduction::Merge(down(2)), ChunkIndex(3)));
         check("0TIE", Op::Reduce(Reduction::Tie, ChunkIndex(0)));
         check("3SEND_T", Op::Reduce(Reduction::SendTied, ChunkIndex(3)));
         check("3RECV_T", Op::Reduce(Reduction::ReceiveTied, ChunkIndex(3)));
-        check("10RECV_G", Op::Reduce(Reduction::Receive(TreeLevel(0)), ChunkIndex(10)));
+        check("10RECV_G", Op::Reduce(Reduction::Receive(up(0)), ChunkIndex(10)));
         check("2R0", Op::Compute(Compute::R, Pass::new(2, 0)));
         check("2OFFLOAD0", Op::Memory(MemoryOp::Offload, Pass::new(2, 0)));
         check("2RELOAD10", Op::Memory(MemoryOp::Reload, Pass::new(2, 10)));

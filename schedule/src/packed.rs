@@ -15,15 +15,16 @@ use zbelastic_types::{ChunkIndex, StageIndex};
 
 use crate::op::{Compute, Flow, MemoryOp, Op, Pass, Transfer, UpdateOp};
 use crate::placement::Placement;
-use crate::reduction::{Reduction, TreeLevel};
+use crate::reduction::{Reduction, TreeExchange, TreeLevel};
 
 /// Operations for each pass at most: F, B, W, WE and R, two transfers in each direction, and what
 /// is dropped, offloaded and reloaded.
 const OPS_PER_PASS_MAX: u64 = 12;
 /// Operations that are on no pass, for each chunk: an upper bound, as memory requires, of SEND_G, RECV_G
-/// and REDUCE at each level of the tree, SEND_T, RECV_T and TIE, and the five updates of a stage.
-const OTHER_OPS_MAX: u64 = 32;
-const _: () = assert!(3 * TreeLevel::COUNT_MAX as u64 + 3 + 5 <= OTHER_OPS_MAX);
+/// and REDUCE at each level of the tree, SEND_S, RECV_S and GATHER below the top, SEND_T, RECV_T and TIE,
+/// and the five updates of a stage.
+const OTHER_OPS_MAX: u64 = 48;
+const _: () = assert!(3 * (2 * TreeLevel::COUNT_MAX as u64 - 1) + 3 + 5 <= OTHER_OPS_MAX);
 /// Symbols of the shortest copy: the encoding of a copy has up to as many bytes.
 const COPY_MIN: usize = 4;
 /// Positions within a copy at which later copies may begin: the others are reached by the periods
@@ -85,11 +86,13 @@ const PASS_KINDS: [fn(Pass) -> Op; 15] = [
     |pass| Op::Memory(MemoryOp::Reload, pass),
     |pass| Op::Memory(MemoryOp::Drop, pass),
 ];
-const CHUNK_KINDS: [fn(TreeLevel) -> Reduction; 4] =
-    [Reduction::Send, Reduction::Receive, Reduction::Local, Reduction::Add];
+const CHUNK_KINDS: [fn(TreeExchange) -> Reduction; 4] =
+    [Reduction::Send, Reduction::Receive, Reduction::Local, Reduction::Merge];
 const TIED_KINDS: [Reduction; 3] = [Reduction::SendTied, Reduction::ReceiveTied, Reduction::Tie];
 /// The first place of a kind on chunks above the first level of the tree.
 const ABOVE_LEAVES: usize = PASS_KINDS.len() + CHUNK_KINDS.len() + UPDATES.len() + TIED_KINDS.len();
+/// The first place of a kind on chunks on the way down the tree.
+const GATHERS: usize = ABOVE_LEAVES + (TreeLevel::COUNT_MAX as usize - 1) * CHUNK_KINDS.len();
 const UPDATES: [UpdateOp; 5] = [
     UpdateOp::Report,
     UpdateOp::Step,
@@ -99,7 +102,8 @@ const UPDATES: [UpdateOp; 5] = [
 ];
 
 /// The place of an operation's kind: those on passes first, then those on chunks, the updates, and
-/// those of tied ends. Behind them come those on chunks of each level above the first.
+/// those of tied ends. Behind them come those on chunks of each level above the first, and those of the
+/// way down of each level.
 const fn kind_of(op: Op) -> usize {
     let on_chunks = PASS_KINDS.len();
     let tied = on_chunks + CHUNK_KINDS.len() + UPDATES.len();
@@ -126,10 +130,10 @@ const fn kind_of(op: Op) -> usize {
             MemoryOp::Drop => 14,
         },
         Op::Reduce(reduction, _) => match reduction {
-            Reduction::Send(level) => kind_at(level, 0),
-            Reduction::Receive(level) => kind_at(level, 1),
-            Reduction::Local(level) => kind_at(level, 2),
-            Reduction::Add(level) => kind_at(level, 3),
+            Reduction::Send(exchange) => kind_at(exchange, 0),
+            Reduction::Receive(exchange) => kind_at(exchange, 1),
+            Reduction::Local(exchange) => kind_at(exchange, 2),
+            Reduction::Merge(exchange) => kind_at(exchange, 3),
             Reduction::SendTied => tied,
             Reduction::ReceiveTied => tied + 1,
             Reduction::Tie => tied + 2,
@@ -148,11 +152,16 @@ const fn kind_of(op: Op) -> usize {
     }
 }
 
-/// The place of a kind on chunks at a level of the tree.
-const fn kind_at(level: TreeLevel, kind: usize) -> usize {
-    match level.0 {
-        0 => PASS_KINDS.len() + kind,
-        level => ABOVE_LEAVES + (level as usize - 1) * CHUNK_KINDS.len() + kind,
+/// The place of a kind on chunks in an exchange.
+const fn kind_at(exchange: TreeExchange, kind: usize) -> usize {
+    match exchange {
+        TreeExchange::Reduce(TreeLevel(0)) => PASS_KINDS.len() + kind,
+        TreeExchange::Reduce(TreeLevel(level)) => {
+            ABOVE_LEAVES + (level as usize - 1) * CHUNK_KINDS.len() + kind
+        }
+        TreeExchange::Gather(TreeLevel(level)) => {
+            GATHERS + level as usize * CHUNK_KINDS.len() + kind
+        }
     }
 }
 
@@ -205,11 +214,18 @@ impl StageCodec {
         let foreign = |chunk: u64| small(chunk.wrapping_sub(self.chunks.len() as u64) as i64);
         let index = own.map_or_else(|| foreign(chunk).map(ChunkIndex), Ok)?;
         if place >= ABOVE_LEAVES {
-            let above = place - ABOVE_LEAVES;
-            let level = u8::try_from(above / CHUNK_KINDS.len()).map_err(|_| bad)?;
-            let level = level.checked_add(1).filter(|level| *level < TreeLevel::COUNT_MAX);
-            let level = level.map(TreeLevel).ok_or(bad)?;
-            return Ok(Op::Reduce(CHUNK_KINDS[above % CHUNK_KINDS.len()](level), index));
+            let kind = CHUNK_KINDS[(place - ABOVE_LEAVES) % CHUNK_KINDS.len()];
+            let rows = (place - ABOVE_LEAVES) / CHUNK_KINDS.len();
+            let rows = u8::try_from(rows).map_err(|_| bad)?;
+            // Rows of the way up begin with level 1.
+            let exchange = match rows.checked_sub(TreeLevel::COUNT_MAX - 1) {
+                None => TreeExchange::Reduce(TreeLevel(rows + 1)),
+                Some(level) if level < TreeLevel::COUNT_MAX => {
+                    TreeExchange::Gather(TreeLevel(level))
+                }
+                Some(_) => return Err(bad),
+            };
+            return Ok(Op::Reduce(kind(exchange), index));
         }
         if place >= updates {
             let reduction = TIED_KINDS.get(place - updates).copied().ok_or(bad)?;
@@ -217,7 +233,7 @@ impl StageCodec {
         }
         if place >= on_passes {
             let reduction = CHUNK_KINDS[place - on_passes];
-            return Ok(Op::Reduce(reduction(TreeLevel::LEAVES), index));
+            return Ok(Op::Reduce(reduction(TreeExchange::Reduce(TreeLevel::LEAVES)), index));
         }
         let before = self.last.get(&(kind, chunk)).copied().unwrap_or((-1, 0));
         let now = (before.0.wrapping_add(microbatches), before.1.wrapping_add(slices));
@@ -484,7 +500,7 @@ mod tests {
         let refuse = |bytes: &[u8], expected| {
             assert_eq!(unpack(&placement, 1, bytes), Err(expected));
         };
-        refuse(&[1, 100], UnpackError::Ops { ops_max: 76, found: 100 });
+        refuse(&[1, 120], UnpackError::Ops { ops_max: 108, found: 120 });
         refuse(&[1, 0, 0, 9], UnpackError::Trailing { count: 1 });
         refuse(&[1, 1, 0, 2, 0], UnpackError::Unknown { count: 0, found: 0 });
         refuse(&[1, 1, 1, 0, 0, 2, 0, 3, 1], UnpackError::Unknown { count: 0, found: 1 });

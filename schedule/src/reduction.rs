@@ -7,11 +7,8 @@ use serde::{Deserialize, Serialize};
 use crate::limits::COLUMNS_MAX;
 
 /// A level of the tree in which the gradients of replicas are added, counted from its leaves. Before
-/// level `k` each replica has the sum of the `2^k` replicas around it, an aligned subtree; at level `k`
-/// it exchanges it with that of the subtree beside it, and both add the two, the first one's first.
-///
-/// So all replicas compute the whole tree, each with as many messages as there are levels: the exchange
-/// of recursive doubling (Thakur et al., IJHPCA 2005, section 4.4), with the order of additions fixed.
+/// level `k` there are sums of the `2^k` replicas of each aligned subtree; at level `k` those of two
+/// subtrees beside each other are added, the first one's first.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
@@ -30,6 +27,32 @@ impl fmt::Display for TreeLevel {
     }
 }
 
+/// What a chunk and its sibling at a level of the tree do with each other's floats.
+///
+/// Replicas share the additions of the tree: a reduction by recursive halving, then a gather by recursive
+/// doubling (Thakur et al., IJHPCA 2005, section 4.5), with the order of additions fixed. Each float is
+/// added as the tree has it, and on the way up by one replica of each subtree alone. At the top both
+/// siblings add what they have left, which costs the bytes of halving it and gathering the halves, and
+/// one message less. So a replica of D sends 2(D-1)/D of a gradient, the fewest there can be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum TreeExchange {
+    /// The sums of two subtrees are added. Below the top each sibling adds a half of the floats that it
+    /// has left, and leaves the other half to the other one.
+    Reduce(TreeLevel),
+    /// Each gets the sums of all replicas for the floats that it left to the other at this level.
+    Gather(TreeLevel),
+}
+
+impl TreeExchange {
+    /// The level at which chunks are siblings.
+    #[must_use]
+    pub const fn level(self) -> TreeLevel {
+        match self {
+            Self::Reduce(level) | Self::Gather(level) => level,
+        }
+    }
+}
+
 /// A side of an addition in the tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TreeSide {
@@ -41,20 +64,21 @@ pub enum TreeSide {
 
 /// How two gradients of the same parameters become one.
 ///
-/// Those of the replicas of a chunk, level by level of a tree: a holder passes what it has to the holder
-/// of the subtree beside it, and both add the two in one order. Then those of the matrix that a tied
+/// Those of the replicas of a chunk, exchange by exchange up a tree and down again: a holder passes floats
+/// of what it has to the holder of the sibling. Then those of the matrix that a tied
 /// head shares with the embedding: each end of the model passes its part to the other, and both add
 /// the two in one order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Reduction {
-    /// The chunk's own sum is sent to the stage that holds its sibling at this level.
-    Send(TreeLevel),
-    /// The sibling's sum arrives from another stage.
-    Receive(TreeLevel),
-    /// The chunk's own sum is handed to its sibling on the same stage.
-    Local(TreeLevel),
-    /// The chunk's sum and its sibling's are added: from here on both have the same.
-    Add(TreeLevel),
+    /// Floats of the chunk's own sum are sent to the stage that holds its sibling.
+    Send(TreeExchange),
+    /// The sibling's arrive from another stage.
+    Receive(TreeExchange),
+    /// Floats of the chunk's own sum are handed to its sibling on the same stage.
+    Local(TreeExchange),
+    /// The sibling's floats become part of the chunk's sum: they are added to its own, or put in their
+    /// place.
+    Merge(TreeExchange),
     /// The chunk's own part of the shared matrix's gradient is sent to the stage with the other end
     /// of the model.
     SendTied,
@@ -71,28 +95,35 @@ impl Reduction {
     pub const fn is_of_tied(self) -> bool {
         match self {
             Self::SendTied | Self::ReceiveTied | Self::Tie => true,
-            Self::Send(_) | Self::Receive(_) | Self::Local(_) | Self::Add(_) => false,
+            Self::Send(_) | Self::Receive(_) | Self::Local(_) | Self::Merge(_) => false,
         }
     }
 
     /// The letters of its text, without the level.
     const fn letters(self) -> &'static str {
         match self {
-            Self::Send(_) => "SEND_G",
-            Self::Receive(_) => "RECV_G",
-            Self::Local(_) => "LOCAL_G",
-            Self::Add(_) => "REDUCE",
+            Self::Send(TreeExchange::Reduce(_)) => "SEND_G",
+            Self::Receive(TreeExchange::Reduce(_)) => "RECV_G",
+            Self::Local(TreeExchange::Reduce(_)) => "LOCAL_G",
+            Self::Merge(TreeExchange::Reduce(_)) => "REDUCE",
+            Self::Send(TreeExchange::Gather(_)) => "SEND_S",
+            Self::Receive(TreeExchange::Gather(_)) => "RECV_S",
+            Self::Local(TreeExchange::Gather(_)) => "LOCAL_S",
+            Self::Merge(TreeExchange::Gather(_)) => "GATHER",
             Self::SendTied => "SEND_T",
             Self::ReceiveTied => "RECV_T",
             Self::Tie => "TIE",
         }
     }
 
-    const fn level(self) -> Option<TreeLevel> {
+    /// The exchange between replicas that it is of, if it is of one.
+    #[must_use]
+    pub const fn exchange(self) -> Option<TreeExchange> {
         match self {
-            Self::Send(level) | Self::Receive(level) | Self::Local(level) | Self::Add(level) => {
-                Some(level)
-            }
+            Self::Send(exchange)
+            | Self::Receive(exchange)
+            | Self::Local(exchange)
+            | Self::Merge(exchange) => Some(exchange),
             Self::SendTied | Self::ReceiveTied | Self::Tie => None,
         }
     }
@@ -103,10 +134,13 @@ impl Reduction {
             Some((letters, level)) => (letters, level.parse().ok().filter(|level| *level > 0)?),
             None => (text, 0),
         };
-        let of_level = [Self::Send, Self::Receive, Self::Local, Self::Add];
-        let of_level = of_level.map(|reduction| reduction(TreeLevel(level)));
+        let exchanges = [TreeExchange::Reduce, TreeExchange::Gather];
+        let between_replicas = exchanges.into_iter().flat_map(|exchange| {
+            let of = exchange(TreeLevel(level));
+            [Self::Send(of), Self::Receive(of), Self::Local(of), Self::Merge(of)]
+        });
         let tied = [Self::SendTied, Self::ReceiveTied, Self::Tie];
-        let mut all = of_level.into_iter().chain(tied.into_iter().filter(|_| level == 0));
+        let mut all = between_replicas.chain(tied.into_iter().filter(|_| level == 0));
         all.find(|reduction| reduction.letters() == letters)
     }
 }
@@ -115,7 +149,8 @@ impl Reduction {
 impl fmt::Display for Reduction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.letters())?;
-        match self.level().filter(|level| *level > TreeLevel::LEAVES) {
+        let level = self.exchange().map(TreeExchange::level);
+        match level.filter(|level| *level > TreeLevel::LEAVES) {
             Some(level) => write!(f, ".{level}"),
             None => Ok(()),
         }

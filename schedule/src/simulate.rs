@@ -2,8 +2,8 @@
 //!
 //! Promises: passes depend on passes alone, so a program has the same times before and after
 //! lowering. Results leave a stage one after another, in the order in which they were made, if they
-//! go to the same stage. The gradient of a replica takes as long to its sibling as a result whose
-//! link is free, and occupies no link. Copies run on a lane of their own beside the passes of their
+//! go to the same stage. The floats of a gradient take as long to a sibling as their part of it, where a
+//! whole one takes as long as a result whose link is free, and occupy no link. Copies run on a lane of their own beside the passes of their
 //! stage, in the order of the list: a stage waits at OFFLOAD until the copy is done, and a pass
 //! waits for its RELOAD, not the stage. Does not model: memory that runs out, compute slowed down
 //! by communication.
@@ -17,7 +17,7 @@ use crate::op::{Compute, Flow, MemoryOp, Op, Pass, Transfer, UpdateOp};
 use crate::pass_table::PassTable;
 use crate::placement::Placement;
 use crate::program::{Program, Window};
-use crate::reduction::{Reduction, TreeLevel};
+use crate::reduction::{Reduction, TreeExchange};
 use crate::timeline::{Timeline, TimelineExtent, TimelineSlice};
 use crate::walk::{Deadlock, walk};
 
@@ -145,8 +145,8 @@ pub(crate) struct SimulationClock<'a> {
     link_free_at: BTreeMap<(StageIndex, StageIndex), f64>,
     /// By step, then by stage: when it has reported.
     reports: Vec<Vec<f64>>,
-    /// By step, then by chunk and level of the tree: when its sum was sent to its sibling.
-    gradient_sent_at: Vec<BTreeMap<(ChunkIndex, TreeLevel), f64>>,
+    /// By step, then by chunk and exchange: when floats of its sum were sent to its sibling.
+    gradient_sent_at: Vec<BTreeMap<(ChunkIndex, TreeExchange), f64>>,
     /// By step, then by chunk: when its part of a tied matrix's gradient was sent to the other end of
     /// the model.
     tied_sent_at: Vec<BTreeMap<ChunkIndex, f64>>,
@@ -263,8 +263,8 @@ impl<'a> SimulationClock<'a> {
             },
             Op::Update(UpdateOp::Report | UpdateOp::Commit) => 0.0,
             Op::Reduce(Reduction::Send(_) | Reduction::Local(_) | Reduction::SendTied, _) => 0.0,
-            Op::Reduce(Reduction::Receive(level) | Reduction::Add(level), chunk) => {
-                self.sibling_arrival(step, chunk, level)
+            Op::Reduce(Reduction::Receive(exchange) | Reduction::Merge(exchange), chunk) => {
+                self.sibling_arrival(step, chunk, exchange)
             }
             Op::Reduce(Reduction::ReceiveTied | Reduction::Tie, chunk) => {
                 self.tied_arrival(step, chunk)
@@ -273,13 +273,14 @@ impl<'a> SimulationClock<'a> {
         }
     }
 
-    /// When the sum of the sibling at `level` is on the stage of `chunk`.
-    fn sibling_arrival(&self, step: u32, chunk: ChunkIndex, level: TreeLevel) -> f64 {
-        let sibling = self.placement.sibling_at(chunk, level);
+    /// When what the sibling sends in `exchange` is on the stage of `chunk`.
+    fn sibling_arrival(&self, step: u32, chunk: ChunkIndex, exchange: TreeExchange) -> f64 {
+        let sibling = self.placement.sibling_at(chunk, exchange.level());
         let sibling = sibling.expect("the walk visits chunks with a sibling only");
         let is_here = self.placement.stage_of(sibling) == self.placement.stage_of(chunk);
-        let carried = if is_here { 0.0 } else { self.costs.gradient_time(sibling) };
-        let sent = self.gradient_sent_at[step as usize][&(sibling, level)];
+        let part = exchange.part(self.placement);
+        let carried = if is_here { 0.0 } else { part * self.costs.gradient_time(sibling) };
+        let sent = self.gradient_sent_at[step as usize][&(sibling, exchange)];
         sent + carried + self.hop(sibling, chunk)
     }
 
@@ -380,8 +381,8 @@ impl<'a> SimulationClock<'a> {
             }
             Op::Compute(Compute::WE, pass) => self.ends_mut(step, pass).ran_early = true,
             Op::Update(UpdateOp::Report) => self.reports[step as usize][stage.index()] = end,
-            Op::Reduce(Reduction::Send(level) | Reduction::Local(level), chunk) => {
-                self.gradient_sent_at[step as usize].insert((chunk, level), end);
+            Op::Reduce(Reduction::Send(exchange) | Reduction::Local(exchange), chunk) => {
+                self.gradient_sent_at[step as usize].insert((chunk, exchange), end);
             }
             Op::Reduce(Reduction::SendTied, chunk) => {
                 self.tied_sent_at[step as usize].insert(chunk, end);
@@ -390,7 +391,10 @@ impl<'a> SimulationClock<'a> {
             | Op::Transfer(..)
             | Op::Memory(..)
             | Op::Reduce(
-                Reduction::Receive(_) | Reduction::Add(_) | Reduction::ReceiveTied | Reduction::Tie,
+                Reduction::Receive(_)
+                | Reduction::Merge(_)
+                | Reduction::ReceiveTied
+                | Reduction::Tie,
                 _,
             )
             | Op::Update(

@@ -112,7 +112,7 @@ impl<'a> TiedOps<'a> {
                 | Reduction::Send(_)
                 | Reduction::Receive(_)
                 | Reduction::Local(_)
-                | Reduction::Add(_),
+                | Reduction::Merge(_),
                 _,
             )
             | Op::Compute(..)
@@ -130,7 +130,7 @@ impl<'a> TiedOps<'a> {
                 pass.chunk == chunk && self.placement.is_first(chunk)
             }
             Op::Compute(compute, pass) => pass.chunk == chunk && compute.accumulates(),
-            Op::Reduce(Reduction::Add(_), of) => of == chunk,
+            Op::Reduce(Reduction::Merge(_), of) => of == chunk,
             Op::Reduce(..) | Op::Transfer(..) | Op::Update(_) | Op::Memory(..) => false,
         }
     }

@@ -6,6 +6,7 @@
 //! after lowering. The order in which operations are visited is one that respects every dependency;
 //! `simulate` only has to add times, and `check` only tests whether the end is reached.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use zbelastic_types::{ChunkIndex, StageIndex};
@@ -13,7 +14,7 @@ use zbelastic_types::{ChunkIndex, StageIndex};
 use crate::op::{Compute, Flow, Op, Pass, Transfer, UpdateOp};
 use crate::pass_table::PassTable;
 use crate::program::{Program, Window};
-use crate::reduction::Reduction;
+use crate::reduction::{Reduction, TreeExchange};
 
 /// Where one stage stands when nothing moves any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,8 +94,8 @@ pub(crate) struct Walk<'a> {
     done: Vec<PassTable<PassCompletion>>,
     /// By step: which stages have reported.
     reports: Vec<StepReports>,
-    /// By step, then by chunk: to how many levels' siblings its sum was sent.
-    gradients_sent: Vec<Vec<u8>>,
+    /// By step: the exchanges for which a chunk's sum was sent to its sibling.
+    gradients_sent: Vec<BTreeSet<(ChunkIndex, TreeExchange)>>,
     /// By step, then by chunk: whether its part of a tied matrix's was sent to the other end.
     tied_sent: Vec<Vec<bool>>,
 }
@@ -119,7 +120,7 @@ impl<'a> Walk<'a> {
             awake: stages(program).rev().collect(),
             done: vec![PassTable::new(program, PassCompletion::default()); steps],
             reports: vec![StepReports { sent: vec![false; stage_count], prefix: 0 }; steps],
-            gradients_sent: vec![vec![0; program.placement.chunk_count() as usize]; steps],
+            gradients_sent: vec![BTreeSet::new(); steps],
             tied_sent: vec![vec![false; program.placement.chunk_count() as usize]; steps],
         }
     }
@@ -187,11 +188,11 @@ impl<'a> Walk<'a> {
             let is_sent = self.tied_sent[step as usize][end.index()];
             reduction == Reduction::SendTied || is_here || is_sent
         };
-        let sibling = |level| placement.sibling_at(chunk, level);
+        let sibling = |exchange: TreeExchange| placement.sibling_at(chunk, exchange.level());
         match reduction {
-            Reduction::Send(level) | Reduction::Local(level) => sibling(level).is_some(),
-            Reduction::Receive(level) | Reduction::Add(level) => sibling(level)
-                .is_some_and(|from| self.gradients_sent[step as usize][from.index()] > level.0),
+            Reduction::Send(exchange) | Reduction::Local(exchange) => sibling(exchange).is_some(),
+            Reduction::Receive(exchange) | Reduction::Merge(exchange) => sibling(exchange)
+                .is_some_and(|from| self.gradients_sent[step as usize].contains(&(from, exchange))),
             Reduction::SendTied | Reduction::ReceiveTied | Reduction::Tie => tied(),
         }
     }
@@ -224,10 +225,9 @@ impl<'a> Walk<'a> {
                 self.finish_pass(step, Flow::Backward, pass);
             }
             Op::Update(UpdateOp::Report) => self.finish_report(stage, step),
-            Op::Reduce(Reduction::Send(level) | Reduction::Local(level), chunk) => {
-                let sent = &mut self.gradients_sent[step as usize][chunk.index()];
-                *sent = (*sent).max(level.0 + 1);
-                self.wake(self.program.placement.sibling_at(chunk, level));
+            Op::Reduce(Reduction::Send(exchange) | Reduction::Local(exchange), chunk) => {
+                self.gradients_sent[step as usize].insert((chunk, exchange));
+                self.wake(self.program.placement.sibling_at(chunk, exchange.level()));
             }
             Op::Reduce(Reduction::SendTied, chunk) => {
                 self.tied_sent[step as usize][chunk.index()] = true;
@@ -237,7 +237,10 @@ impl<'a> Walk<'a> {
             | Op::Transfer(..)
             | Op::Memory(..)
             | Op::Reduce(
-                Reduction::Receive(_) | Reduction::Add(_) | Reduction::ReceiveTied | Reduction::Tie,
+                Reduction::Receive(_)
+                | Reduction::Merge(_)
+                | Reduction::ReceiveTied
+                | Reduction::Tie,
                 _,
             )
             | Op::Update(

@@ -327,7 +327,8 @@ fn copies_follow_the_gradient_of_all_replicas() {
     }
 }
 
-/// A stage claims the sums that it exchanges at each level, and fewer of its own lanes.
+/// A stage claims what it exchanges, which is 2(D-1)/D of a gradient in each direction, and fewer sums of its
+/// own lanes.
 #[test]
 fn exchanged_sums_are_claimed() {
     let model = tiny_model(Family::Llama);
@@ -344,7 +345,8 @@ fn exchanged_sums_are_claimed() {
     for (replicas, levels) in [(2, 1), (4, 2), (8, 3)] {
         let found = claim(replicas);
         assert_eq!(found.state + Bytes(levels * buffers), alone.state, "lanes that wait");
-        let exchanged = Bytes::of_f32(2 * levels as usize * floats);
+        assert_eq!(floats % replicas as usize, 0, "halves are equal");
+        let exchanged = Bytes::of_f32(4 * (replicas as usize - 1) * floats / replicas as usize);
         let passes = found.messages.0 - exchanged.0;
         assert!(passes > 0 && passes <= alone.messages.0, "beside boundary tensors");
     }

@@ -146,6 +146,7 @@ function drawTop() {
     status ? clock(status.at_ms) : "no time"}; this page goes on by itself.`
     : !state.isReport && status && !isHeld(status) ? "Too few controllers are reachable to decide: steps are not sealed until enough are back."
     : status?.job?.phase.state === "halted" || status?.job?.phase.state === "waiting" ? `The run is ${phase[0]}: ${status.job.phase.reason}` : "";
+  byId("banner").className = "banner";
   byId("banner").textContent = why;
   byId("banner").hidden = !why;
   byId("version").textContent = status ? `zbelastic ${status.version}` : "zbelastic";

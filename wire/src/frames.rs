@@ -5,18 +5,18 @@
 //! what else was cut is joined again ([`assembly`]).
 
 mod assembly;
+mod class_name;
 mod rules;
 #[cfg(test)]
 mod tests;
 
-use std::fmt;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::validation::{Prefix, Seal, Turn};
 use zbelastic_kernels::{DeviceFault, HostFloats, HostTensor, TensorHandle};
-use zbelastic_schedule::{Flow, Pass};
+use zbelastic_schedule::{Flow, Pass, TreeLevel};
 use zbelastic_trainer::elastic::{
     FrameLimits, GRADIENT_FRAME_LIMITS, GradientFloats, GradientPart, LayerGradient, LayerImage,
 };
@@ -32,6 +32,7 @@ use zbelastic_types::{ChunkIndex, Generation, LayerId, NodeId, SliceIndex, Stage
 use crate::messages::{LayerMessage, decode, encode};
 use assembly::AssembledFrame;
 pub use assembly::{FrameAssembly, FramePiece};
+pub use class_name::FrameClassName;
 pub use rules::FrameExpectations;
 
 /// What a frame is. Its class names the plan as well: what is as long as under one plan is longer
@@ -48,15 +49,15 @@ enum TensorFrameKind {
     Gradients(u32),
     /// A piece of a layer's gradient, for a worker that follows it.
     Update(LayerId, u32),
-    /// A piece of what this chunk gets of another's gradient: of its sibling's in another replica, or
-    /// of the other end's of a tied model.
-    Partial(ChunkIndex, u32),
+    /// A piece of what this chunk gets of another's gradient in an exchange: of its sibling's, or of the
+    /// other end's of a tied model. Exchanges with one sender differ in length.
+    Partial(ChunkIndex, PartialExchange, u32),
     /// A boundary tensor of a slice in bfloat16, two numbers a float.
     Halves(SliceIndex),
 }
 
 /// Bits of a class that name the kind.
-const KIND_BITS: u32 = 20;
+const KIND_BITS: u32 = 24;
 /// Pieces that the gradient of a layer that is followed has at most: 16 MiB each, and longer ones
 /// for a layer of more than 2^30 floats.
 const LAYER_PIECES_MAX: u32 = 256;
@@ -75,8 +76,10 @@ const HALVES_END: u32 = HALVES + BOUNDARIES_MAX;
 /// Pieces that a chunk's gradient has at most on its way to its sibling: 16 MiB each, and longer ones
 /// for a chunk of more than 2^32 floats.
 const PARTIAL_PIECES_MAX: u32 = 1024;
-/// The kind of the first piece for the first chunk. There are 2^19.
-const PARTIALS: u32 = 1 << 19;
+/// The kind of the first piece of the first exchange for the first chunk. There are 2^23.
+const PARTIALS: u32 = 1 << 23;
+/// Exchanges of a chunk: those with its siblings, and one between the ends of a tied model.
+const PARTIAL_EXCHANGES: u32 = (2 * TreeLevel::COUNT_MAX as u32).next_power_of_two();
 /// Chunks whose gradients have a kind of their own; those behind share these kinds. Chunks of one
 /// stage are at most twice as many stages apart as a pipeline has, and those have 256 at most.
 const PARTIAL_CHUNKS: u32 = 512;
@@ -90,7 +93,7 @@ const GRADIENTS: u32 = 1 << 15;
 const GRADIENTS_END: u32 = GRADIENTS + GRADIENT_FRAMES_MAX;
 
 impl TensorFrameKind {
-    /// Its class under a plan. Plans whose numbers are 2^12 apart share classes.
+    /// Its class under a plan. Plans whose numbers are 2^8 apart share classes.
     const fn of(self, generation: Generation) -> FrameClass {
         let kind = match self {
             Self::Boundary(slice) => match slice.0 % BOUNDARIES_MAX {
@@ -105,9 +108,10 @@ impl TensorFrameKind {
                 let before = layer.0.wrapping_mul(LAYER_PIECES_MAX);
                 UPDATES.wrapping_add(before).wrapping_add(piece)
             }
-            Self::Partial(chunk, piece) => {
-                let before = (chunk.0 % PARTIAL_CHUNKS) * PARTIAL_PIECES_MAX;
-                PARTIALS.wrapping_add(before).wrapping_add(piece)
+            Self::Partial(chunk, exchange, piece) => {
+                let before = (chunk.0 % PARTIAL_CHUNKS) * PARTIAL_EXCHANGES;
+                let before = before + exchange.0 as u32 % PARTIAL_EXCHANGES;
+                PARTIALS.wrapping_add(before * PARTIAL_PIECES_MAX).wrapping_add(piece)
             }
         };
         // What a peer names may be no layer and no piece of any plan. It has some class then, and
@@ -354,7 +358,7 @@ pub fn outgoing(frame: PeerFrame) -> Result<OutgoingMessage, OutgoingError> {
                     _ => TensorFrameHeaderBody::Later { turn, chunk, exchange, losses, piece },
                 };
                 let floats = gradient_floats(&parts)?;
-                Ok(one(TensorFrameKind::Partial(chunk, piece.index), body, floats)?)
+                Ok(one(TensorFrameKind::Partial(chunk, exchange, piece.index), body, floats)?)
             });
             cut.collect::<Result<_, OutgoingError>>()?
         }
@@ -520,13 +524,13 @@ pub fn incoming(frame: ReceivedFrame) -> Result<IncomingFrame, FrameFault> {
             return piece_of(kind, of, piece, (layer, next()));
         }
         TensorFrameHeaderBody::Partial { turn, chunk, losses, piece } => {
-            let kind = TensorFrameKind::Partial(chunk, piece.index);
             let exchange = PartialExchange::FIRST;
+            let kind = TensorFrameKind::Partial(chunk, exchange, piece.index);
             let of = AssembledFrame::Partial { turn, chunk, exchange, losses };
             return piece_of(kind, of, piece, (RUN, next()));
         }
         TensorFrameHeaderBody::Later { turn, chunk, exchange, losses, piece } => {
-            let kind = TensorFrameKind::Partial(chunk, piece.index);
+            let kind = TensorFrameKind::Partial(chunk, exchange, piece.index);
             let of = AssembledFrame::Partial { turn, chunk, exchange, losses };
             return piece_of(kind, of, piece, (RUN, next()));
         }
@@ -559,41 +563,4 @@ fn check_class(
         return Ok(());
     }
     Err(FrameFault::Class { expected: FrameClassName(class), found: FrameClassName(found) })
-}
-
-/// What a class is, in words.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FrameClassName(pub FrameClass);
-
-impl fmt::Display for FrameClassName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let plan = self.0.0 >> KIND_BITS;
-        let kind = self.0.0 & ((1 << KIND_BITS) - 1);
-        match kind {
-            1 => write!(f, "a boundary tensor")?,
-            4..BOUNDARIES_END => write!(f, "a boundary tensor of slice {}", kind - BOUNDARIES)?,
-            2 => write!(f, "sums")?,
-            3 => write!(f, "a receipt")?,
-            GRADIENTS..GRADIENTS_END => {
-                write!(f, "piece {} of a stage's gradient", kind - GRADIENTS)?;
-            }
-            UPDATES..PARTIALS => {
-                let layer = (kind - UPDATES) / LAYER_PIECES_MAX;
-                let piece = (kind - UPDATES) % LAYER_PIECES_MAX;
-                write!(f, "piece {piece} of layer {layer}'s gradient")?;
-            }
-            PARTIALS.. => {
-                let chunk = (kind - PARTIALS) / PARTIAL_PIECES_MAX;
-                let piece = (kind - PARTIALS) % PARTIAL_PIECES_MAX;
-                write!(f, "piece {piece} of a gradient that chunk {chunk} adds")?;
-            }
-            HALVES..HALVES_END => {
-                write!(f, "a boundary tensor of slice {} in bfloat16", kind - HALVES)?;
-            }
-            0 | BOUNDARIES_END..HALVES | HALVES_END..GRADIENTS | GRADIENTS_END..UPDATES => {
-                return write!(f, "an unknown class {}", self.0.0);
-            }
-        }
-        write!(f, " of plan {plan}")
-    }
 }

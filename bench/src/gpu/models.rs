@@ -10,7 +10,7 @@ use zbelastic_local::device_factory::DeviceFactory;
 use zbelastic_schedule::ScheduleKind;
 use zbelastic_wording::CommandFailure;
 
-use crate::case::BenchCase;
+use crate::case::{BenchCase, pipeline};
 use crate::pipelined::{PipelineRound, round_on};
 
 /// A model that steps are measured of.
@@ -168,7 +168,7 @@ impl GpuBenchRun {
     ) -> GpuBenchRow {
         let opened = devices.into_iter().map(|device| ("the device".to_owned(), device)).collect();
         let devices = DeviceFactory { opened, scratch: None, graphs: self.graphs };
-        let round = round_on(&devices, case, self.kind, self.workers, step_count);
+        let round = round_on(&devices, case, self.kind, pipeline(self.workers), step_count);
         let figures = |round: PipelineRound| {
             let seconds = round.step.as_secs_f64();
             GpuBenchFigures {

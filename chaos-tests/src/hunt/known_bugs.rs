@@ -18,7 +18,7 @@ pub enum KnownBug {
 
 impl KnownBug {
     /// All of them, by their numbers.
-    pub const ALL: [Self; 53] = [
+    pub const ALL: [Self; 54] = [
         Self::Bug(Bug::M1AckBeforeSync),
         Self::Mutant(Mutant::M2TurnUnchecked),
         Self::Bug(Bug::M3MomentsNotRestored),
@@ -68,6 +68,7 @@ impl KnownBug {
         Self::Bug(Bug::M51ReroutedLaneLeftOut),
         Self::Mutant(Mutant::M52CandidateKept),
         Self::Mutant(Mutant::M53FollowedCountsAsSealed),
+        Self::Bug(Bug::M55SumNotGathered),
         Self::Mutant(Mutant::R2GenerationUnchecked),
         Self::Mutant(Mutant::R3SealedBeforeHeld),
         Self::Mutant(Mutant::R5CheckpointBeforeSeal),
@@ -127,6 +128,7 @@ impl KnownBug {
             Self::Bug(Bug::M51ReroutedLaneLeftOut) => "m51",
             Self::Mutant(Mutant::M52CandidateKept) => "m52",
             Self::Mutant(Mutant::M53FollowedCountsAsSealed) => "m53",
+            Self::Bug(Bug::M55SumNotGathered) => "m55",
             Self::Mutant(Mutant::R2GenerationUnchecked) => "R2",
             Self::Mutant(Mutant::R3SealedBeforeHeld) => "R3",
             Self::Mutant(Mutant::R5CheckpointBeforeSeal) => "R5",
@@ -267,6 +269,9 @@ impl KnownBug {
             Self::Mutant(Mutant::M53FollowedCountsAsSealed) => {
                 "what is copied ahead counts as sealed, whatever updates it lacks"
             }
+            Self::Bug(Bug::M55SumNotGathered) => {
+                "the sums of floats that other replicas added are not gathered"
+            }
             Self::Mutant(Mutant::R2GenerationUnchecked) => {
                 "the generation of a seal is checked when it is proposed only"
             }
@@ -301,6 +306,7 @@ impl KnownBug {
             | Self::Bug(Bug::M47PartAddedTwice)
             | Self::Bug(Bug::M48PartLeftOut)
             | Self::Bug(Bug::M51ReroutedLaneLeftOut)
+            | Self::Bug(Bug::M55SumNotGathered)
             | Self::Mutant(Mutant::M16NormByStage) => &[Invariant::N3],
             Self::Bug(Bug::M5OldProgram) | Self::Mutant(Mutant::R2GenerationUnchecked) => {
                 &[Invariant::S4]

@@ -2,7 +2,7 @@
 
 use zbelastic_consensus::message::HeldLayer;
 use zbelastic_consensus::session::{WorkerCommand, WorkerEvent};
-use zbelastic_schedule::{Op, Reduction};
+use zbelastic_schedule::{Op, Reduction, TreeExchange};
 use zbelastic_trainer::data::BatchSource;
 use zbelastic_trainer::elastic::{LayerCopy, LoadedLayer, StageFactory, layer_digest};
 use zbelastic_trainer::runtime::{PeerBody, PeerFrame, RuntimeInput, RuntimeOutput};
@@ -138,7 +138,17 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
                     env.mark(Marker::TiedAcrossStages);
                     false
                 }
-                EngineActivity::Op { op: Op::Reduce(Reduction::Add(_), _), .. } => {
+                EngineActivity::Op {
+                    op: Op::Reduce(Reduction::Merge(TreeExchange::Gather(_)), _),
+                    ..
+                } => {
+                    env.mark(Marker::SumsGathered);
+                    false
+                }
+                EngineActivity::Op {
+                    op: Op::Reduce(Reduction::Merge(TreeExchange::Reduce(_)), _),
+                    ..
+                } => {
                     let plan = process.runtime.active_stage().map(|active| active.plan());
                     let columns = plan.map_or(1, |plan| plan.program.placement.column_count());
                     if columns > 1 {

@@ -136,7 +136,7 @@ pub struct LeaveArgs {
     /// Where the node's data is.
     #[command(flatten)]
     pub folder: FolderArgs,
-    /// How long to wait.
+    /// How long to wait for it.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_duration_above_zero)]
     pub deadline: Duration,
 }
@@ -213,10 +213,10 @@ Examples:
   zbelastic token create --role viewer --print-join --note dashboard
   zbelastic token create --uses 8 --ephemeral --note spot-fleet")]
     Create(TokenCreateArgs),
-    /// List tokens, without what they say.
+    /// List tokens: role, uses, end. Their secrets are not kept.
     #[command(after_help = "Example:\n  zbelastic token list --json")]
     List(ReadArgs),
-    /// Take a token back.
+    /// Revoke a token: nobody joins with it any more.
     #[command(after_help = "\
 Examples:
   zbelastic token revoke 7f3a
@@ -227,7 +227,7 @@ Examples:
 /// `token create`.
 #[derive(Args, Clone, Debug)]
 pub struct TokenCreateArgs {
-    /// What it lets in.
+    /// The role that it lets in.
     #[arg(long, value_name = "ROLE", default_value = "worker")]
     pub role: TokenRoleArg,
     /// How long it can be used.
@@ -240,7 +240,7 @@ pub struct TokenCreateArgs {
     /// Forget nodes that join with it as soon as they are lost.
     #[arg(long)]
     pub ephemeral: bool,
-    /// What to remember about it.
+    /// A note that `token list` shows.
     #[arg(long, value_name = "TEXT", value_parser = parse_note)]
     pub note: Option<String>,
     /// Print the line to paste on the other machine, instead of the token.
@@ -257,10 +257,10 @@ pub struct TokenRevokeArgs {
     /// Its id, or how it begins.
     #[arg(value_name = "ID", value_parser = short)]
     pub id: String,
-    /// Remove the nodes that joined with it, too.
+    /// Remove the nodes that joined with it as well.
     #[arg(long)]
     pub with_nodes: bool,
-    /// Do not ask.
+    /// Do not ask for confirmation.
     #[arg(long)]
     pub yes: bool,
     /// The cluster.
@@ -286,7 +286,7 @@ pub enum NodeCommand {
         #[command(flatten)]
         read: ReadArgs,
     },
-    /// Take a member out in order: it hands over its layers, then goes.
+    /// Drain a member: it hands over its layers, then its process ends.
     #[command(after_help = "Example:\n  zbelastic node drain gpu-b")]
     Drain {
         /// Its number, its name, or how its name begins.
@@ -296,7 +296,7 @@ pub enum NodeCommand {
         #[command(flatten)]
         client: ClientArgs,
     },
-    /// Strike a member off: it can come back with a new token only.
+    /// Remove a member for good: it can come back with a new token only.
     #[command(after_help = "\
 Examples:
   zbelastic node remove gpu-b --yes
@@ -313,7 +313,7 @@ pub struct NodeRemoveArgs {
     /// Even if it is live.
     #[arg(long)]
     pub force: bool,
-    /// Do not ask.
+    /// Do not ask for confirmation.
     #[arg(long)]
     pub yes: bool,
     /// The cluster.
@@ -367,7 +367,7 @@ pub struct RotateCaArgs {
     /// Wait for nobody who is away.
     #[arg(long)]
     pub force: bool,
-    /// Do not ask.
+    /// Do not ask for confirmation.
     #[arg(long)]
     pub yes: bool,
     /// The cluster.
@@ -448,7 +448,7 @@ pub struct RecoverArgs {
     /// Really make a new cluster.
     #[arg(long, required = true)]
     pub force_new_cluster: bool,
-    /// Do not ask.
+    /// Do not ask for confirmation.
     #[arg(long)]
     pub yes: bool,
     /// The controller's folder.

@@ -77,7 +77,7 @@ pub enum RunsCommand {
     /// Show a run and its checkpoints.
     #[command(after_help = "Example:\n  zbelastic runs show baseline")]
     Show {
-        /// Which.
+        /// Its name.
         #[arg(value_name = "RUN", value_parser = run_name)]
         name: String,
         /// The cluster, and how to answer.
@@ -87,10 +87,10 @@ pub enum RunsCommand {
     /// Forget a run that ended; its checkpoints are removed from every node.
     #[command(after_help = "Example:\n  zbelastic runs remove baseline --yes")]
     Remove {
-        /// Which.
+        /// Its name.
         #[arg(value_name = "RUN", value_parser = run_name)]
         name: String,
-        /// Do not ask.
+        /// Do not ask for confirmation.
         #[arg(long)]
         yes: bool,
         /// The cluster.
@@ -102,7 +102,7 @@ pub enum RunsCommand {
 /// `stop`.
 #[derive(Args, Clone, Debug)]
 pub struct StopArgs {
-    /// Do not ask.
+    /// Do not ask for confirmation.
     #[arg(long)]
     pub yes: bool,
     /// The cluster.
@@ -113,10 +113,10 @@ pub struct StopArgs {
 /// `status`.
 #[derive(Args, Clone, Debug)]
 pub struct StatusArgs {
-    /// Show it again and again.
+    /// Show it anew every --interval, until Ctrl-C.
     #[arg(long, short)]
     pub watch: bool,
-    /// How often, with --watch.
+    /// Time between two, with --watch.
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_duration_above_zero)]
     pub interval: Duration,
     /// The cluster, and how to answer.
@@ -127,13 +127,13 @@ pub struct StatusArgs {
 /// `events`.
 #[derive(Args, Clone, Debug)]
 pub struct EventsArgs {
-    /// Wait for more.
+    /// Go on and print events as they come, until Ctrl-C.
     #[arg(long, short)]
     pub follow: bool,
-    /// Every sealed step, too.
+    /// Print every sealed step as well.
     #[arg(long)]
     pub steps: bool,
-    /// From this sequence number on.
+    /// The sequence number to begin with, as --json prints it.
     #[arg(long, value_name = "SEQUENCE", default_value_t = 0)]
     pub since: u64,
     /// The cluster, and how to answer.
@@ -147,7 +147,7 @@ pub struct LogsArgs {
     /// Which node: its number, its name, or how its name begins [default: the one that answers].
     #[arg(value_name = "NODE", value_parser = short)]
     pub node: Option<String>,
-    /// Wait for more.
+    /// Go on and print lines as they come, until Ctrl-C.
     #[arg(long, short)]
     pub follow: bool,
     /// The cluster, and how to answer.
@@ -163,7 +163,7 @@ pub enum CheckpointCommand {
         after_help = "Examples:\n  zbelastic ckpt list --json\n  zbelastic ckpt list --run baseline"
     )]
     List {
-        /// Whose [default: the newest run's].
+        /// The run that it is of [default: the newest].
         #[arg(long, value_name = "RUN", value_parser = run_name)]
         run: Option<String>,
         /// The cluster, and how to answer.
@@ -173,17 +173,17 @@ pub enum CheckpointCommand {
     /// Show a checkpoint layer by layer.
     #[command(after_help = "Example:\n  zbelastic ckpt show 300")]
     Show {
-        /// Which.
+        /// The step that it was made after.
         #[arg(value_name = "STEP")]
         step: u64,
-        /// Whose [default: the newest run's].
+        /// The run that it is of [default: the newest].
         #[arg(long, value_name = "RUN", value_parser = run_name)]
         run: Option<String>,
         /// The cluster, and how to answer.
         #[command(flatten)]
         read: ReadArgs,
     },
-    /// Read every copy of every layer, and compare.
+    /// Read every copy of every layer, and compare it with its hash.
     #[command(after_help = "\
 Ends with 8 if a copy is damaged, with 0 if all are sound.
 
@@ -191,23 +191,23 @@ Examples:
   zbelastic ckpt verify
   zbelastic ckpt verify 300 --json")]
     Verify {
-        /// Which [default: all].
+        /// The step that it was made after [default: all checkpoints].
         #[arg(value_name = "STEP")]
         step: Option<u64>,
-        /// Whose [default: the newest run's].
+        /// The run that it is of [default: the newest].
         #[arg(long, value_name = "RUN", value_parser = run_name)]
         run: Option<String>,
         /// The cluster, and how to answer.
         #[command(flatten)]
         read: ReadArgs,
     },
-    /// Go back to a checkpoint: what was sealed after it is given up.
+    /// Set the run back to a checkpoint: steps after it are dropped and computed again.
     #[command(after_help = "Example:\n  zbelastic ckpt restore 200 --yes")]
     Restore {
-        /// Which.
+        /// The step that it was made after.
         #[arg(value_name = "STEP")]
         step: u64,
-        /// Do not ask.
+        /// Do not ask for confirmation.
         #[arg(long)]
         yes: bool,
         /// The cluster.
@@ -217,7 +217,7 @@ Examples:
     /// Remove what no checkpoint needs any more, on every node.
     #[command(after_help = "Example:\n  zbelastic ckpt gc --yes")]
     Gc {
-        /// Do not ask.
+        /// Do not ask for confirmation.
         #[arg(long)]
         yes: bool,
         /// The cluster, and how to answer.

@@ -61,8 +61,8 @@ fn nobody(folder: &NodeDataFolder) -> CommandFailure {
     let mut failure = CommandFailure::new(FailureCode::WrongState, what);
     let detail = FailureDetail::new("a node that does not run has left already, or was killed");
     failure.details = vec![detail.hint(
-        "--data-dir with the folder of a node that runs here; `zbelastic node remove` strikes \
-         off one that does not come back",
+        "--data-dir with the folder of a node that runs here; `zbelastic node remove` removes \
+         one that does not come back",
     )];
     failure
 }

@@ -42,7 +42,7 @@ fn confirm_with(
 ) -> Result<(), CommandFailure> {
     let Some(prompt) = person else {
         let mut failure =
-            CommandFailure::new(FailureCode::Usage, format!("{consequence}: nobody said yes"));
+            CommandFailure::new(FailureCode::Usage, format!("not confirmed: {consequence}"));
         let detail = FailureDetail::new("there is no terminal to prompt on");
         failure.details = vec![detail.hint("--yes, if that is meant")];
         return Err(failure);

@@ -89,7 +89,7 @@ pub fn write_heading(
     writeln!(out, "workers {worker_count}{}", devices.text(job.threads))?;
     writeln!(out, "memory  {}", fullest_stage(prepared))?;
     if let Some(peak) = facts.peak_flop_per_s {
-        writeln!(out, "cpu     {}; mfu is of {:.0} GFLOP/s", kernels_text(), peak / 1e9)?;
+        writeln!(out, "cpu     {}; mfu is a share of {:.0} GFLOP/s", kernels_text(), peak / 1e9)?;
     }
     writeln!(out, "files   {}", facts.folder.display())?;
     if let Some(page) = facts.page {
@@ -111,7 +111,7 @@ fn fullest_stage(prepared: &PreparedRun) -> String {
     let (stage, bytes) = stages.zip(sizes).max_by_key(|(_, size)| *size).expect("it has stages");
     let most = config.stage_bytes_max.or_else(|| devices.share(*worker_count, *sharing));
     let of_most = most.map_or_else(String::new, |most| format!(" of {most}"));
-    format!("{bytes}{of_most} in the fullest stage, {stage}")
+    format!("{bytes}{of_most} in stage {stage}, the fullest")
 }
 
 /// Prints the notes about the configuration and the text.

@@ -21,7 +21,7 @@ fn nodes_that_cannot_go_stay_and_the_reason_is_printed() {
     check(&["node", "drain", "gpu"], 2, "more letters of it, or the number");
     check(&["node", "remove", "99", "--yes"], 5, "there is no node 99");
     check(&["node", "drain", "gpu-c"], 5, "try: gpu-");
-    check(&["node", "remove", "gpu-a"], 2, "nobody said yes");
+    check(&["node", "remove", "gpu-a"], 2, "not confirmed");
     // The controller that was to be removed was not kept out of its own cluster.
     assert_eq!(site.status()["members"].as_array().expect("a list").len(), 3);
     assert!(site.status()["leader"] == 1);

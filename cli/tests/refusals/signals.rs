@@ -72,7 +72,7 @@ fn the_only_worker_of_a_run_goes_at_once_when_it_is_signalled_twice() {
     site.run(100_000);
     site.wait_for_checkpoint();
     worker.signal("INT");
-    worker.wait_for_log("draining: by order; the same again ends it immediately");
+    worker.wait_for_log("draining: by order; a second signal ends it at once");
     assert!(worker.is_running(), "nobody else has its layers");
     worker.signal("INT");
     assert_eq!(worker.ended(), Some(130));

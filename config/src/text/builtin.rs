@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 114] = pages![
+const PAGES: [(&str, &str); 127] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -109,7 +109,16 @@ const PAGES: [(&str, &str); 114] = pages![
     "decisions/0088-a-follower-takes-what-its-network-carries.md",
     "decisions/0089-test-programs-run-two-at-a-time.md",
     "decisions/0090-muon-on-devices-multiplies-as-layers-do.md",
+    "decisions/0092-replicas-share-the-additions-of-the-tree.md",
+    "decisions/0093-tutorials-are-run.md",
     "deploy.md",
+    "deploy/container.md",
+    "deploy/kubernetes.md",
+    "deploy/packages.md",
+    "deploy/skypilot.md",
+    "deploy/slurm.md",
+    "deploy/ssh.md",
+    "deploy/systemd.md",
     "glossary.md",
     "hacking.md",
     "numerics.md",
@@ -122,6 +131,10 @@ const PAGES: [(&str, &str); 114] = pages![
     "security.md",
     "token-store.md",
     "trouble.md",
+    "tutorials/first-run.md",
+    "tutorials/own-data.md",
+    "tutorials/reading-the-page.md",
+    "tutorials/spot-fleet.md",
     "validation.md",
     "waiting-times.md",
     "wire-format.md",
@@ -149,7 +162,7 @@ mod tests {
     fn every_page_is_carried() {
         let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
         let mut found = Vec::new();
-        for folder in ["", "decisions/"] {
+        for folder in ["", "decisions/", "deploy/", "tutorials/"] {
             for entry in fs::read_dir(docs.join(folder)).expect("a folder") {
                 let name = entry.expect("readable").file_name().into_string().expect("UTF-8");
                 // The contents of the site are no text.

@@ -109,7 +109,7 @@ pub enum JoinError {
     #[error("this machine cannot dial: {0}")]
     Setup(String),
     /// No controller was reached that could decide.
-    #[error("no controller that leads was reached, {} dials", dials.failed.len())]
+    #[error("no controller that leads was reached, after {} connection attempts", dials.failed.len())]
     NobodyDecided {
         /// The addresses that were dialled, and why each did not help.
         dials: JoinDials,

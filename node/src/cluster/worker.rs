@@ -385,7 +385,7 @@ impl WorkerNode {
                 self.ports.exit = Some(ProcessExit::Left);
             }
             DrainAction::Begin(cause) => {
-                let text = format!("draining: {cause}; the same again ends it immediately");
+                let text = format!("draining: {cause}; a second signal ends it at once");
                 self.ports.journal.log(text);
                 let _ = self.ports.session.handle(SessionInput::Drain);
                 if self.ports.session.holder().is_none() {

@@ -5,13 +5,14 @@ use std::collections::BTreeMap;
 use zbelastic_types::ChunkIndex;
 
 use super::{ScheduleViolation, ViolationList, ops_of};
-use crate::lower::exchange_of;
+use crate::lower::passing_of;
 use crate::op::Op;
+use crate::placement::Placement;
 use crate::program::Program;
-use crate::reduction::{Reduction, TreeLevel};
+use crate::reduction::{Reduction, TreeExchange};
 use crate::ties::{TiedOps, ties_of};
 
-/// What a chunk has of the gradient is passed to its sibling at each level and added to the sibling's,
+/// What a chunk has of the gradient is passed to its sibling in each exchange and merged with the sibling's,
 /// each exactly once, and so are those of the ends of a model that are tied; no other gradient is.
 pub(super) fn reduction_count(program: &Program, violations: &mut ViolationList) {
     if program.window.is_none() {
@@ -20,9 +21,9 @@ pub(super) fn reduction_count(program: &Program, violations: &mut ViolationList)
     let placement = &program.placement;
     let mut counts: BTreeMap<(ChunkIndex, Reduction), (u32, u32)> = BTreeMap::new();
     for chunk in (0..placement.chunk_count()).map(ChunkIndex) {
-        let exchanges = placement.levels().flat_map(|level| {
-            let add = Op::Reduce(Reduction::Add(level), chunk);
-            exchange_of(placement, chunk, level).into_iter().flatten().chain([add])
+        let exchanges = TreeExchange::all_of(placement).flat_map(|exchange| {
+            let merge = Op::Reduce(Reduction::Merge(exchange), chunk);
+            passing_of(placement, chunk, exchange).into_iter().flatten().chain([merge])
         });
         for op in exchanges {
             if let Op::Reduce(reduction, chunk) = op {
@@ -48,20 +49,23 @@ pub(super) fn reduction_count(program: &Program, violations: &mut ViolationList)
     }
 }
 
-/// A sum is complete before it is sent, both are there before they are added, and the levels of the
-/// tree follow each other: so replicas are added in the order of the tree. The sibling's may arrive
-/// early.
+/// A sum is complete before it is sent, both are there before they are merged, and the exchanges
+/// follow each other up the tree and down: so replicas are added in the order of the tree, and what is
+/// gathered is the sum of all. The sibling's may arrive early.
 pub(super) fn reduction_order(program: &Program, violations: &mut ViolationList) {
+    let placement = &program.placement;
     let mut latest: BTreeMap<ChunkIndex, (ReductionProgress, Op)> = BTreeMap::new();
     for (stage, op) in ops_of(program) {
         let progress = match op {
-            Op::Reduce(Reduction::Add(level), _) => ReductionProgress::added(level),
-            Op::Reduce(Reduction::Send(level) | Reduction::Local(level), _) => {
-                ReductionProgress::sent(level)
+            Op::Reduce(Reduction::Merge(exchange), _) => {
+                ReductionProgress::merged(placement, exchange)
             }
-            Op::Reduce(Reduction::Receive(level), chunk) => {
-                let added = ReductionProgress::added(level);
-                let late = latest.get(&chunk).filter(|(progress, _)| *progress >= added);
+            Op::Reduce(Reduction::Send(exchange) | Reduction::Local(exchange), _) => {
+                ReductionProgress::sent(placement, exchange)
+            }
+            Op::Reduce(Reduction::Receive(exchange), chunk) => {
+                let merged = ReductionProgress::merged(placement, exchange);
+                let late = latest.get(&chunk).filter(|(progress, _)| *progress >= merged);
                 if let Some((_, after)) = late {
                     violations.add(ScheduleViolation::ReductionOrder { stage, op, after: *after });
                 }
@@ -102,19 +106,25 @@ pub(super) fn tie_order(program: &Program, violations: &mut ViolationList) {
     }
 }
 
-/// How far a chunk's gradient has come: accumulated, then sent and added level by level.
+/// How far a chunk's gradient has come: accumulated, then sent and merged exchange by exchange.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct ReductionProgress(u16);
+struct ReductionProgress(usize);
 
 impl ReductionProgress {
     const ACCUMULATED: Self = Self(0);
 
-    fn sent(level: TreeLevel) -> Self {
-        Self(2 * u16::from(level.0) + 1)
+    fn sent(placement: &Placement, exchange: TreeExchange) -> Self {
+        Self(2 * Self::number(placement, exchange) + 1)
     }
 
-    fn added(level: TreeLevel) -> Self {
-        Self(2 * u16::from(level.0) + 2)
+    fn merged(placement: &Placement, exchange: TreeExchange) -> Self {
+        Self(2 * Self::number(placement, exchange) + 2)
+    }
+
+    /// The exchange's place among those of the program's replicas. One that they do not have comes
+    /// behind them: it is a violation of its own.
+    fn number(placement: &Placement, exchange: TreeExchange) -> usize {
+        TreeExchange::all_of(placement).take_while(|before| *before != exchange).count()
     }
 }
 
@@ -165,6 +175,39 @@ mod tests {
         find(CROSS, "2RECV_G 2REDUCE", "2REDUCE 2RECV_G", order(1, "2RECV_G", "2REDUCE"));
         let early = "0RECV_B0 0RECV_G 0BW0 0SEND_G 0REDUCE";
         legal(&CROSS.replace("0RECV_B0 0BW0 0SEND_G 0RECV_G 0REDUCE", early));
+    }
+
+    /// Four replicas of one stage, the last two of which are on one.
+    const FOUR: &str =
+        "program 1f1b line replicas 4 table 0/1/2/2 stages 3 chunks 4 microbatches 4 window 0
+        stage 0: 0F0 0BW0 0SEND_G 0RECV_G 0REDUCE 0SEND_G.1 0RECV_G.1 0REDUCE.1 \
+            0SEND_S 0RECV_S 0GATHER REPORT GATE_THIS STEP COMMIT
+        stage 1: 1F1 1BW1 1SEND_G 1RECV_G 1REDUCE 1SEND_G.1 1RECV_G.1 1REDUCE.1 \
+            1SEND_S 1RECV_S 1GATHER REPORT GATE_THIS STEP COMMIT
+        stage 2: 2F2 2BW2 2LOCAL_G 3F3 3BW3 3LOCAL_G 2REDUCE 2SEND_G.1 3REDUCE 3SEND_G.1 \
+            2RECV_G.1 2REDUCE.1 2LOCAL_S 3RECV_G.1 3REDUCE.1 3LOCAL_S 2GATHER 3GATHER \
+            REPORT GATE_THIS STEP COMMIT";
+
+    #[test]
+    fn sums_are_gathered_once_and_on_every_stage() {
+        legal(FOUR);
+        find(FOUR, "0RECV_S 0GATHER ", "0RECV_S ", count("0GATHER", 1, 0));
+        find(FOUR, "3GATHER", "3GATHER 3GATHER", count("3GATHER", 1, 2));
+        find(FOUR, "3LOCAL_S ", "", count("3LOCAL_S", 1, 0));
+        find(FOUR, "1SEND_S ", "", count("1SEND_S", 1, 0));
+        let at_the_top = "0GATHER 0SEND_S.1 0GATHER.1 ";
+        find(FOUR, "0GATHER ", at_the_top, count("0GATHER.1", 0, 1));
+    }
+
+    #[test]
+    fn what_is_gathered_is_the_sum_of_all() {
+        let order = |stage, late: &str, early: &str| {
+            let (op, after) = (op(late), op(early));
+            ScheduleViolation::ReductionOrder { stage: StageIndex(stage), op, after }
+        };
+        find(FOUR, "0REDUCE.1 0SEND_S", "0SEND_S 0REDUCE.1", order(0, "0REDUCE.1", "0SEND_S"));
+        find(FOUR, "0RECV_S 0GATHER", "0GATHER 0RECV_S", order(0, "0RECV_S", "0GATHER"));
+        find(FOUR, "2REDUCE.1 2LOCAL_S", "2LOCAL_S 2REDUCE.1", order(2, "2REDUCE.1", "2LOCAL_S"));
     }
 
     /// Ends on two stages, with early weights.

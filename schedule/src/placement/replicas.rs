@@ -10,13 +10,14 @@ use crate::reduction::{TreeLevel, TreeSide};
 
 impl Placement {
     /// The levels of the tree in which the gradients of replicas are added: none for one replica.
-    pub fn levels(&self) -> impl Iterator<Item = TreeLevel> + use<> {
+    pub fn levels(&self) -> impl DoubleEndedIterator<Item = TreeLevel> + use<> {
         let count = self.replica_count.ilog2();
         (0..count as u8).map(TreeLevel)
     }
 
     /// The chunk of the same layers that `chunk` exchanges sums with at `level` of the tree: replicas
-    /// `r` and `r XOR 2^level` have sums of `2^level` replicas each then, which are next to each other.
+    /// `r` and `r XOR 2^level` have floats of the sums of `2^level` replicas each then, which are next to each
+    /// other.
     #[must_use]
     pub fn sibling_at(&self, chunk: ChunkIndex, level: TreeLevel) -> Option<ChunkIndex> {
         let apart =

@@ -6,7 +6,9 @@ use std::collections::BTreeSet;
 use zbelastic_kernels::{
     AllocateError, Backend, ByteCounts, DeviceSizes, MemoryClaim, ScratchOperation,
 };
-use zbelastic_schedule::{LivePasses, MemoryOp, Op, Pass, Program, Reduction, live_passes_on};
+use zbelastic_schedule::{
+    LivePasses, MemoryOp, Op, Pass, Program, Reduction, TreeExchange, live_passes_on,
+};
 use zbelastic_types::{Bytes, ChunkIndex, StageIndex};
 
 use super::device_claim::{DeviceClaim, device_claim, muon_updates, squares, state_sums};
@@ -274,11 +276,15 @@ pub fn stage_memory<B: ByteCounts>(
             let own = if is_first { layer_bytes(backend, model, spec) } else { Bytes(gradient) };
             state += own + Bytes(sums);
         }
-        // At each level of the tree one sum on its way out, and the sibling's that came: it may be
-        // there before the level below is added.
-        let levels = plan.placement().levels().count();
+        // In each exchange what is on its way to the sibling, and what came of it: it may be there before
+        // the exchange before it is over.
         let floats: usize = layers.ids().map(|layer| specs[layer as usize].gradient_len()).sum();
-        messages += Bytes::of_f32(2 * levels * floats);
+        let placement = plan.placement();
+        for exchange in TreeExchange::all_of(placement) {
+            let sibling = placement.sibling_at(chunk, exchange.level());
+            let moved = |chunk| exchange.merged_floats(placement, chunk, floats).len();
+            messages += Bytes::of_f32(moved(chunk) + sibling.map_or(0, moved));
+        }
         if plan.program.ops(stage).contains(&Op::Reduce(Reduction::Tie, chunk)) {
             let matrix = model.head_matrix();
             // One part on its way out, the other end's that came, and the own one that is added to

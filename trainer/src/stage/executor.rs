@@ -1,5 +1,7 @@
 //! The operations that a stage engine computes with.
 
+use std::ops::Range;
+
 use zbelastic_consensus::checkpoint::LayerDigest;
 use zbelastic_consensus::validation::{LayerFingerprint, TensorSum};
 use zbelastic_kernels::{DeviceFault, LossScale, Pending, PendingFloats, TensorHandle};
@@ -133,15 +135,16 @@ pub trait GradientExecutor {
     /// Floats of a chunk's gradient.
     fn partial_len(&self, chunk: ChunkIndex) -> usize;
 
-    /// A chunk's gradient over the microbatches of its replica, layer after layer.
-    ///
-    /// # Panics
-    /// If a microbatch of the replica is missing.
-    fn partial(&self, chunk: ChunkIndex) -> Vec<f32>;
+    /// These floats of a chunk's gradient as it is, of all its layers one after another.
+    fn partial(&self, chunk: ChunkIndex, floats: Range<usize>) -> Vec<f32>;
 
-    /// Makes the gradient of `chunk` the sum of its own and `other`, left plus right, where its own
-    /// is on this side.
-    fn reduce(&mut self, chunk: ChunkIndex, other: &[f32], own_side: TreeSide);
+    /// Makes floats of the gradient of `chunk` the sum of its own and those of another, left plus right,
+    /// where its own is on this side: as many as there are, from the first one's index on.
+    fn reduce(&mut self, chunk: ChunkIndex, other: (usize, &[f32]), own_side: TreeSide);
+
+    /// Puts sums of all replicas in the place of floats of the gradient of `chunk`, from the first one's
+    /// index on.
+    fn gather(&mut self, chunk: ChunkIndex, sums: (usize, &[f32]));
 
     /// Floats of the gradient of the matrix that a tied head shares with the embedding.
     fn tied_len(&self) -> usize;

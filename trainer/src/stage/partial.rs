@@ -1,23 +1,23 @@
 //! A part of a gradient on its way to the stage that has the other part.
 //!
 //! Where a program has replicas of the model, each sums the gradients of its own microbatches. Before
-//! a step is reported these sums are added level by level of a tree, always in one order, by all
-//! stages that hold them: so all have the same bits, and go on having them. Where the head is tied to
-//! the embedding, both ends of the model add their parts of one matrix's gradient likewise, the head's
-//! first. Of each subtree that other workers hold a stage receives one sum.
+//! a step is reported these sums are added level by level of a tree, always in one order, each replica
+//! some of the floats, and then gathered: so all have the same bits, and go on having them. Where the head
+//! is tied to the embedding, both ends of the model add their parts of one matrix's gradient, the head's
+//! first.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use zbelastic_consensus::validation::Turn;
-use zbelastic_schedule::{Placement, TreeLevel};
+use zbelastic_schedule::{Placement, TreeExchange};
 use zbelastic_types::ChunkIndex;
 
 /// Gradients of an exchange that may wait for a chunk: of this turn, of the next, and of a sibling's that is
 /// further for having dropped one.
 pub const PARTIALS_PER_CHUNK: usize = 3;
 
-/// Number of an exchange of a chunk in a step: one for each level of the tree, from the leaves on, and
+/// Number of an exchange of a chunk in a step: those with its siblings up the tree and down again, and
 /// behind them that of a tied matrix's parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PartialExchange(pub u8);
@@ -26,26 +26,26 @@ impl PartialExchange {
     /// The first one.
     pub const FIRST: Self = Self(0);
 
-    /// That of the sums of subtrees at a level.
+    /// That between siblings.
     #[must_use]
-    pub const fn of_level(level: TreeLevel) -> Self {
-        Self(level.0)
+    pub fn of(placement: &Placement, exchange: TreeExchange) -> Self {
+        Self(TreeExchange::all_of(placement).take_while(|before| *before != exchange).count() as u8)
     }
 
     /// That of the two parts of a tied matrix's gradient.
     #[must_use]
     pub fn of_tied(placement: &Placement) -> Self {
-        Self(placement.levels().count() as u8)
+        Self(TreeExchange::all_of(placement).count() as u8)
     }
 
-    /// The level of the tree that it is of; none if it is that of a tied matrix's parts.
+    /// What siblings exchange; none if it is that of a tied matrix's parts.
     #[must_use]
-    pub fn level(self, placement: &Placement) -> Option<TreeLevel> {
-        placement.levels().find(|level| Self::of_level(*level) == self)
+    pub fn between_siblings(self, placement: &Placement) -> Option<TreeExchange> {
+        TreeExchange::all_of(placement).nth(usize::from(self.0))
     }
 }
 
-/// A chunk's gradient over the microbatches of some replicas, or one end's part of a tied matrix's.
+/// Floats of a chunk's gradient over the microbatches of some replicas, or one end's part of a tied matrix's.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PartialGradient {
     /// The turn it was computed in.
@@ -55,9 +55,10 @@ pub struct PartialGradient {
     pub chunk: ChunkIndex,
     /// The exchange that it is a part of.
     pub exchange: PartialExchange,
-    /// The gradient, layer after layer, or that of the tied matrix.
+    /// Those floats of the gradient that the chunk merges in this exchange, layer after layer, or that of the
+    /// tied matrix.
     pub floats: Vec<f32>,
-    /// Cross-entropies of the subtree's microbatches, slice by slice, if the chunk ends the model.
+    /// Cross-entropies of the subtree's microbatches, slice by slice, if the chunk ends the model and adds.
     pub losses: Vec<f64>,
 }
 
@@ -105,7 +106,7 @@ pub enum PartialRefusal {
     },
 }
 
-/// Partial gradients that arrived and wait for REDUCE.
+/// Partial gradients that arrived and wait for REDUCE, GATHER or TIE.
 #[derive(Default)]
 pub(super) struct PartialInbox {
     waiting: BTreeMap<(ChunkIndex, PartialExchange, Turn), PartialGradient>,

@@ -1,10 +1,11 @@
-//! SEND_G, RECV_G, LOCAL_G and REDUCE: the gradients of replicas become one. SEND_T, RECV_T and
-//! TIE: so do the two parts of a tied matrix's gradient.
+//! SEND_G, RECV_G, LOCAL_G and REDUCE: the gradients of replicas become one, each replica some of its
+//! floats. SEND_S, RECV_S, LOCAL_S and GATHER: all have it. SEND_T, RECV_T and TIE: the two parts of a tied
+//! matrix's gradient become one.
 
 use std::ops::Range;
 
 use zbelastic_kernels::DeviceFault;
-use zbelastic_schedule::{Reduction, TreeLevel};
+use zbelastic_schedule::{Reduction, TreeExchange};
 use zbelastic_types::ChunkIndex;
 
 use super::events::{Output, Stop, WaitReason};
@@ -23,10 +24,10 @@ impl<W: StageExecutor, S: BatchSource> StageRunner<W, S> {
         losses: &mut StepLosses,
     ) -> Result<(), Stop> {
         match reduction {
-            Reduction::Receive(level) => self.wait_for(chunk, PartialExchange::of_level(level))?,
+            Reduction::Receive(exchange) => self.wait_for(chunk, self.number_of(exchange))?,
             Reduction::ReceiveTied => self.wait_for(chunk, self.tied_exchange())?,
-            Reduction::Send(level) => {
-                let partial = self.partial_of(chunk, level, losses)?;
+            Reduction::Send(exchange) => {
+                let partial = self.partial_of(chunk, exchange, losses)?;
                 self.send_partial(partial);
             }
             Reduction::SendTied => {
@@ -43,12 +44,12 @@ impl<W: StageExecutor, S: BatchSource> StageRunner<W, S> {
                 });
             }
             Reduction::Tie => self.tie(chunk),
-            Reduction::Local(level) => {
-                let partial = self.partial_of(chunk, level, losses)?;
+            Reduction::Local(exchange) => {
+                let partial = self.partial_of(chunk, exchange, losses)?;
                 let accepted = self.accept_partial(partial);
                 assert_eq!(accepted, Ok(()), "a gradient of this stage is accepted at once");
             }
-            Reduction::Add(level) => self.add_subtree(chunk, level, losses),
+            Reduction::Merge(exchange) => self.merge(chunk, exchange, losses),
         }
         Ok(())
     }
@@ -58,16 +59,40 @@ impl<W: StageExecutor, S: BatchSource> StageRunner<W, S> {
         if is_here { Ok(()) } else { Err(WaitReason::Partial { chunk }) }
     }
 
-    /// Adds the sum of the sibling's subtree to that of the chunk's own, left plus right.
-    fn add_subtree(&mut self, chunk: ChunkIndex, level: TreeLevel, losses: &mut StepLosses) {
-        let partial = self.partials.take(chunk, PartialExchange::of_level(level), self.turn);
+    /// Adds the sum of the sibling's subtree to that of the chunk's own, left plus right, or puts the sum of
+    /// all in the place of its own.
+    fn merge(&mut self, chunk: ChunkIndex, exchange: TreeExchange, losses: &mut StepLosses) {
+        let partial = self.partials.take(chunk, self.number_of(exchange), self.turn);
         let partial = partial.expect("it was received");
         let placement = self.setup.plan.placement();
-        let sibling = placement.sibling_at(chunk, level).expect("only a chunk with a sibling adds");
-        self.executor.reduce(chunk, &partial.floats, placement.side_of(chunk, level));
-        for (part, loss) in self.losses_below(sibling, level).zip(partial.losses) {
+        let first = self.merged_floats(chunk, exchange).start;
+        match exchange {
+            TreeExchange::Reduce(level) => {
+                let side = placement.side_of(chunk, level);
+                self.executor.reduce(chunk, (first, &partial.floats), side);
+            }
+            TreeExchange::Gather(_) => self.executor.gather(chunk, (first, &partial.floats)),
+        }
+        let sibling = self.sibling_in(chunk, exchange);
+        for (part, loss) in self.losses_sent(sibling, exchange).zip(partial.losses) {
             losses.set_of_sibling(part, loss);
         }
+    }
+
+    fn number_of(&self, exchange: TreeExchange) -> PartialExchange {
+        PartialExchange::of(self.setup.plan.placement(), exchange)
+    }
+
+    fn sibling_in(&self, chunk: ChunkIndex, exchange: TreeExchange) -> ChunkIndex {
+        let sibling = self.setup.plan.placement().sibling_at(chunk, exchange.level());
+        sibling.expect("only chunks with a sibling exchange gradients")
+    }
+
+    /// The floats that `chunk` merges in an exchange. Its sibling, whose gradient is as long, need not be
+    /// here.
+    fn merged_floats(&self, chunk: ChunkIndex, exchange: TreeExchange) -> Range<usize> {
+        let len = self.executor.partial_len(chunk);
+        exchange.merged_floats(self.setup.plan.placement(), chunk, len)
     }
 
     fn send_partial(&mut self, partial: PartialGradient) {
@@ -124,10 +149,12 @@ impl<W: StageExecutor, S: BatchSource> StageRunner<W, S> {
         exchange: PartialExchange,
     ) -> Option<PartialLength> {
         let plan = &self.setup.plan;
-        if let Some(level) = exchange.level(plan.placement()) {
-            let sibling = plan.placement().sibling_at(chunk, level)?;
-            let losses = self.losses_below(sibling, level).len();
-            return Some(PartialLength { floats: self.executor.partial_len(chunk), losses });
+        if let Some(exchange) = exchange.between_siblings(plan.placement()) {
+            let losses = self.losses_sent(self.sibling_in(chunk, exchange), exchange).len();
+            return Some(PartialLength {
+                floats: self.merged_floats(chunk, exchange).len(),
+                losses,
+            });
         }
         let waits = exchange == self.tied_exchange()
             && plan.program.is_tied()
@@ -145,31 +172,32 @@ impl<W: StageExecutor, S: BatchSource> StageRunner<W, S> {
         self.partials.insert(self.turn, partial, expected)
     }
 
-    /// What `chunk` has of the gradient at this level, for its sibling.
+    /// What `chunk` has of the floats that its sibling merges in this exchange.
     fn partial_of(
         &self,
         chunk: ChunkIndex,
-        level: TreeLevel,
+        exchange: TreeExchange,
         losses: &StepLosses,
     ) -> Result<PartialGradient, DeviceFault> {
-        let placement = self.setup.plan.placement();
-        let sibling = placement.sibling_at(chunk, level);
-        let sibling = sibling.expect("only a chunk with a sibling sends its gradient");
-        let losses = self.losses_below(chunk, level).map(|part| losses.for_sibling(part));
+        let sibling = self.sibling_in(chunk, exchange);
+        let losses = self.losses_sent(chunk, exchange).map(|part| losses.for_sibling(part));
         let losses = losses.collect::<Result<_, _>>()?;
-        let floats = self.executor.partial(chunk);
-        let exchange = PartialExchange::of_level(level);
+        let len = self.executor.partial_len(chunk);
+        let floats = exchange.merged_floats(self.setup.plan.placement(), sibling, len);
+        let floats = self.executor.partial(chunk, floats);
+        let exchange = self.number_of(exchange);
         Ok(PartialGradient { turn: self.turn, chunk: sibling, exchange, floats, losses })
     }
 
-    /// The passes whose losses are known where `chunk` ends the model, at this level of the tree, as
-    /// they are counted through: microbatch by microbatch, and slice by slice within one.
-    fn losses_below(&self, chunk: ChunkIndex, level: TreeLevel) -> Range<usize> {
+    /// The passes whose losses go along with what `chunk` sends to be added, if it ends the model: those of
+    /// its subtree, as they are counted through, microbatch by microbatch, and slice by slice within one.
+    fn losses_sent(&self, chunk: ChunkIndex, exchange: TreeExchange) -> Range<usize> {
         let plan = &self.setup.plan;
         let placement = plan.placement();
-        if !placement.is_last(chunk) {
-            return 0..0;
-        }
+        let level = match exchange {
+            TreeExchange::Reduce(level) if placement.is_last(chunk) => level,
+            TreeExchange::Reduce(_) | TreeExchange::Gather(_) => return 0..0,
+        };
         let replicas = placement.replicas_below(chunk, level);
         let parts = plan.microbatches_per_replica() * plan.program.slice_count;
         (replicas.start * parts) as usize..(replicas.end * parts) as usize

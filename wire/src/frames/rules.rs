@@ -2,10 +2,11 @@
 
 use zbelastic_consensus::plan::PlanRecord;
 use zbelastic_consensus::pre_copy::PreCopyPlan;
-use zbelastic_schedule::TreeLevel;
+use zbelastic_schedule::TreeExchange;
 use zbelastic_trainer::elastic::{GRADIENT_FRAME_LIMITS, split_into_frames};
 use zbelastic_trainer::model::{ModelConfig, model_layers};
 use zbelastic_trainer::plan::{BatchShape, TokenWork};
+use zbelastic_trainer::stage::PartialExchange;
 use zbelastic_transport::FrameRules;
 use zbelastic_transport::frame::RuleError;
 use zbelastic_types::{ChunkIndex, NodeId, SliceIndex, StageIndex};
@@ -102,8 +103,8 @@ impl FrameExpectations<'_> {
         Ok(rules)
     }
 
-    /// What a stage gets from one with siblings of its chunks: the sum of a subtree of replicas, and the
-    /// losses of all its microbatches if the chunk ends the model.
+    /// What a stage gets from one with siblings of its chunks: floats of the sum of a subtree of replicas,
+    /// with the losses of all its microbatches if the chunk ends the model, and of the sum of all.
     fn allow_partials(
         &self,
         rules: &mut FrameRules,
@@ -115,18 +116,22 @@ impl FrameExpectations<'_> {
         let placement = &plan.program.placement;
         let parts = placement.microbatches_per_replica(plan.program.microbatch_count)
             * plan.program.slice_count;
-        let levels: Vec<TreeLevel> = placement.levels().collect();
-        for (chunk, level) in
-            placement.chunks_of(stage).flat_map(|chunk| levels.iter().map(move |l| (chunk, *l)))
-        {
-            let sibling = placement.sibling_at(chunk, level);
+        for (chunk, exchange) in placement.chunks_of(stage).flat_map(|chunk| {
+            TreeExchange::all_of(placement).map(move |exchange| (chunk, exchange))
+        }) {
+            let sibling = placement.sibling_at(chunk, exchange.level());
             if sibling.and_then(|sibling| placement.stage_of(sibling)) != Some(other) {
                 continue;
             }
-            let losses = if placement.is_last(chunk) { parts << level.0 } else { 0 };
+            let losses = match exchange {
+                TreeExchange::Reduce(level) if placement.is_last(chunk) => parts << level.0,
+                TreeExchange::Reduce(_) | TreeExchange::Gather(_) => 0,
+            };
             let layers = plan.chunks[chunk.index()].layers();
-            let floats: usize = layers.map(|layer| specs[layer.index()].gradient_len()).sum();
-            allow_partial(rules, (plan, chunk), floats + 2 * losses as usize, from)?;
+            let floats = layers.map(|layer| specs[layer.index()].gradient_len()).sum();
+            let len = exchange.merged_floats(placement, chunk, floats).len() + 2 * losses as usize;
+            let number = PartialExchange::of(placement, exchange);
+            allow_partial(rules, (plan, chunk, number), len, from)?;
         }
         Ok(())
     }
@@ -145,7 +150,8 @@ impl FrameExpectations<'_> {
             placement.chunks_of(stage).filter(|chunk| stage_of_end(*chunk) == Some(other));
         let matrix = self.model.head_matrix();
         ends.try_for_each(|chunk| {
-            allow_partial(rules, (plan, chunk), matrix.outputs * matrix.inputs, from)
+            let of = (plan, chunk, PartialExchange::of_tied(placement));
+            allow_partial(rules, of, matrix.outputs * matrix.inputs, from)
         })
     }
 
@@ -161,16 +167,16 @@ impl FrameExpectations<'_> {
     }
 }
 
-/// The frames of a gradient of `len` floats that `chunk` adds to its own.
+/// The frames of `len` floats that `chunk` gets in an exchange.
 fn allow_partial(
     rules: &mut FrameRules,
-    (plan, chunk): (&PlanRecord, ChunkIndex),
+    (plan, chunk, exchange): (&PlanRecord, ChunkIndex, PartialExchange),
     len: usize,
     from: NodeId,
 ) -> Result<(), RuleError> {
     let frames = split_into_frames(&[len], piece_limits(len, PARTIAL_PIECES_MAX));
     for (piece, parts) in (0..).zip(frames) {
-        let class = TensorFrameKind::Partial(chunk, piece).of(plan.generation);
+        let class = TensorFrameKind::Partial(chunk, exchange, piece).of(plan.generation);
         rules.allow(from, class, parts.iter().map(|part| part.floats.len()).collect())?;
     }
     Ok(())

@@ -4,8 +4,8 @@ use zbelastic_config::{RunConfig, load_document};
 use zbelastic_consensus::plan::{PlanReason, Promise};
 use zbelastic_identity::{PeerIdentity, PeerRole};
 use zbelastic_schedule::{
-    LowerOptions, PipelineSize, ScheduleKind, Window, generate, generate_sized, lower,
-    side_by_side, tie_ends,
+    Costs, LowerOptions, PipelineSize, Placement, PlacementShape, ScheduleKind, SharedOrder,
+    Window, generate, generate_sized, lower, on_table, side_by_side, tie_ends,
 };
 use zbelastic_trainer::model::MicrobatchShape;
 use zbelastic_trainer::plan::SliceBalance;
@@ -22,6 +22,7 @@ use zbelastic_transport::frame::FRAME_BYTES_MAX;
 use super::*;
 
 const GENERATION: Generation = Generation(70_000);
+const FIRST: PartialExchange = PartialExchange::FIRST;
 /// Layers of one stage: more than a frame has parts.
 const LAYERS: u32 = 65;
 
@@ -305,50 +306,62 @@ fn what_twins_exchange_arrives_to_the_bit_at_the_length_of_its_chunk() {
         let PeerBody::Partial(found) = found.body else { panic!("a partial gradient") };
         assert_eq!(found, partial);
         let name = FrameClassName(sent[0].class()).to_string();
-        assert_eq!(name, format!("piece 0 of a gradient that chunk {chunk} adds of plan 368"));
+        assert_eq!(name, format!("piece 0 of chunk {chunk}'s exchange 0 of gradients of plan 112"));
     }
-    let strange = TensorFrameKind::Partial(ChunkIndex(0), 0).of(GENERATION);
+    let strange = TensorFrameKind::Partial(ChunkIndex(0), FIRST, 0).of(GENERATION);
     assert_eq!(rules.parts(NodeId(1), strange), None, "chunk 0 is node 1's own");
 }
 
-/// Four pipelines of one stage: a worker gets one sum of each subtree that it is no part of, with the
-/// losses of all microbatches of that subtree.
+/// Four pipelines of one stage, and three stages for them: a worker gets floats of the sum of each subtree
+/// that it is no part of, with the losses of all microbatches of that subtree, and of the sum of all.
 #[test]
-fn each_subtree_sends_one_sum() {
+fn each_exchange_has_a_length_of_its_own() {
     let config = config();
     let column = generate(ScheduleKind::OneFOneB, 1, 2).expect("the size is legal");
-    let compute = side_by_side(&vec![column; 4]).expect("alike");
+    let grid = side_by_side(&vec![column; 4]).expect("alike");
+    // Both siblings of chunk 0 are on stage 1.
+    let cells = [0, 1, 1, 2].map(StageIndex);
+    let table = Placement::of_table(PlacementShape::Line, 4, (3, 4), &cells).expect("legal");
+    let costs = Costs::even(&table, 1.0, 1.0, 1.0, 0.0);
+    let table = on_table(&grid, &table, &costs, SharedOrder::ByTime).expect("it runs to its end");
     let options = LowerOptions { window: Window::One, early_head_weights: false };
-    let chunks = vec![LayerRange::new(0, 2 * LAYERS); 4];
-    let stages = [1, 2, 3, 4].map(holder).to_vec();
-    let copies = vec![Vec::new(); stages.len()];
-    let program = lower(&compute, options);
-    let plan = PlanRecord { program, chunks, stages, copies, ..plan() };
-    let me = NodeId(1);
     let (model, batch) = (&config.model, config.batch);
-    let expected = FrameExpectations { me, model, batch, plan: Some(&plan), precopy: None };
-    let rules = expected.rules().expect("short enough");
     let floats: usize = model_layers(model).iter().map(|layer| layer.len()).sum();
-    for (from, exchange, losses) in [(2, 0, 2), (3, 1, 4)] {
-        let partial = PartialGradient {
-            turn: turn(),
-            chunk: ChunkIndex(0),
-            exchange: PartialExchange(exchange),
-            floats: vec![0.5; floats],
-            losses: vec![1.0 / 3.0; losses],
-        };
-        let sender = holder(from);
-        let body = PeerBody::Partial(partial.clone());
-        let sent = frames_of(sender, body);
-        let Ok(IncomingFrame::Whole(found)) = incoming(arrive_from(sender.node, &sent[0], &rules))
-        else {
-            panic!("a worker's frame")
-        };
-        let PeerBody::Partial(found) = found.body else { panic!("a partial gradient") };
-        assert_eq!(found, partial);
+    // By sender: exchange, part of the floats, losses.
+    let grid_sends = [(2, 0, 2, 2), (3, 1, 2, 4), (2, 2, 2, 0)];
+    let table_sends = [(2, 0, 2, 2), (2, 1, 2, 4), (2, 2, 2, 0)];
+    for (compute, sends) in [(&grid, grid_sends), (&table, table_sends)] {
+        let program = lower(compute, options);
+        let stages: Vec<Holder> =
+            (1..=u64::from(program.placement.stage_count())).map(holder).collect();
+        let copies = vec![Vec::new(); stages.len()];
+        let chunks = vec![LayerRange::new(0, 2 * LAYERS); 4];
+        let plan = PlanRecord { program, chunks, stages, copies, ..plan() };
+        let me = NodeId(1);
+        let expected = FrameExpectations { me, model, batch, plan: Some(&plan), precopy: None };
+        let rules = expected.rules().expect("short enough");
+        for (from, exchange, part, losses) in sends {
+            let partial = PartialGradient {
+                turn: turn(),
+                chunk: ChunkIndex(0),
+                exchange: PartialExchange(exchange),
+                // An odd one is longer in its upper half.
+                floats: vec![0.5; floats / part],
+                losses: vec![1.0 / 3.0; losses],
+            };
+            let sender = holder(from);
+            let body = PeerBody::Partial(partial.clone());
+            let sent = frames_of(sender, body);
+            let arrived = arrive_from(sender.node, &sent[0], &rules);
+            let Ok(IncomingFrame::Whole(found)) = incoming(arrived) else {
+                panic!("a worker's frame")
+            };
+            let PeerBody::Partial(found) = found.body else { panic!("a partial gradient") };
+            assert_eq!(found, partial);
+        }
+        let class = TensorFrameKind::Partial(ChunkIndex(0), FIRST, 0).of(GENERATION);
+        assert_eq!(rules.parts(NodeId(4), class), None, "what node 4 has comes from node 3");
     }
-    let class = TensorFrameKind::Partial(ChunkIndex(0), 0).of(GENERATION);
-    assert_eq!(rules.parts(NodeId(4), class), None, "what node 4 has comes from node 3");
 }
 
 /// Three stages: the first and the last send each other a matrix, and nobody else does.
@@ -370,7 +383,7 @@ fn the_ends_of_a_tied_model_send_each_other_a_matrix() {
         let expected = FrameExpectations { me, model, batch, plan: Some(&plan), precopy: None };
         expected.rules().expect("short enough")
     };
-    let class = |chunk| TensorFrameKind::Partial(ChunkIndex(chunk), 0).of(GENERATION);
+    let class = |chunk| TensorFrameKind::Partial(ChunkIndex(chunk), FIRST, 0).of(GENERATION);
     let len = (config.model.vocabulary * config.model.width) as usize;
     assert_eq!(rules_of(1).parts(NodeId(3), class(0)), Some(&[len][..]));
     assert_eq!(rules_of(3).parts(NodeId(1), class(2)), Some(&[len][..]));
@@ -383,8 +396,14 @@ fn the_ends_of_a_tied_model_send_each_other_a_matrix() {
 fn every_frame_of_a_large_plan_has_a_class_of_its_own() {
     let chunks = 2 * zbelastic_consensus::job::STAGES_MAX as u32;
     let layers = zbelastic_consensus::job::LAYERS_MAX as u32;
+    let exchanges = (0..PARTIAL_EXCHANGES as u8).map(PartialExchange);
     let partials = (0..chunks).flat_map(|chunk| {
-        (0..PARTIAL_PIECES_MAX).map(move |piece| TensorFrameKind::Partial(ChunkIndex(chunk), piece))
+        let of = ChunkIndex(chunk);
+        // Pieces between the first and the last lie between theirs.
+        let pieces = [0, 1, PARTIAL_PIECES_MAX - 1];
+        let kinds =
+            move |exchange| pieces.map(|piece| TensorFrameKind::Partial(of, exchange, piece));
+        exchanges.clone().flat_map(kinds)
     });
     let updates = (0..layers).flat_map(|layer| {
         (0..LAYER_PIECES_MAX).map(move |piece| TensorFrameKind::Update(LayerId(layer), piece))
@@ -400,11 +419,11 @@ fn every_frame_of_a_large_plan_has_a_class_of_its_own() {
     assert_eq!(distinct.len(), classes.len());
     assert!(distinct.iter().all(|class| class >> KIND_BITS == 1), "none is another plan's");
     assert_ne!(
-        TensorFrameKind::Prefix.of(Generation(1 << 11)),
+        TensorFrameKind::Prefix.of(Generation(1 << 7)),
         TensorFrameKind::Prefix.of(Generation(0))
     );
     assert_eq!(
-        TensorFrameKind::Prefix.of(Generation(1 << 12)),
+        TensorFrameKind::Prefix.of(Generation(1 << 8)),
         TensorFrameKind::Prefix.of(Generation(0))
     );
 }

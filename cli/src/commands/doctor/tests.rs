@@ -26,7 +26,7 @@ fn good() -> MachineFacts {
     MachineFacts {
         cores: 8,
         kernels: KernelFacts {
-            text: "avx2 kernels, and portable are there".into(),
+            text: "avx2 kernels (also there: portable)".into(),
             are_vectors: true,
             peak_and_share: Some((1.1e11, 0.86)),
         },
@@ -65,7 +65,7 @@ fn good() -> MachineFacts {
 fn a_good_machine_is_reported_as_good() {
     let expected = "\
 ok       cores          8 cores
-ok       kernels        avx2 kernels, and portable are there; a core reaches 110 GFLOP/s, a product 86 % of that
+ok       kernels        avx2 kernels (also there: portable); a core reaches 110 GFLOP/s, a product 86 % of that
 ok       memory         32.0 GiB
 ok       gpu            none; a node computes on processors
 ok       open-files     65536 may be open at once
@@ -96,7 +96,7 @@ fn a_poor_machine_is_reported_with_what_to_do() {
     facts.cluster = Some(ClusterFacts { address: "a:7000".into(), outcome });
     let expected = "\
 ok       cores          8 cores
-ok       kernels        avx2 kernels, and portable are there; a core reaches 110 GFLOP/s, a product 86 % of that
+ok       kernels        avx2 kernels (also there: portable); a core reaches 110 GFLOP/s, a product 86 % of that
 ok       memory         32.0 GiB
 ok       gpu            none; a node computes on processors
 error    open-files     63 may be open at once

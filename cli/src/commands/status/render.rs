@@ -217,9 +217,9 @@ fn scrub_line(status: &StatusReport) -> Option<String> {
     let count = scrubs.len();
     let ended = scrubs.iter().filter_map(|(_, scrub)| scrub.last);
     let whole = ended.clone().count();
-    let mut line = format!("disks       {whole} of {count} read again as a whole");
+    let mut line = format!("disks       {whole} of {count} scrubbed (all data read again)");
     if let Some(oldest) = ended.map(|pass| pass.ended_at_ms).min() {
-        let _ = write!(line, ", the last time {} or later", ago(oldest, status));
+        let _ = write!(line, ", the oldest pass {}", ago(oldest, status));
     }
     let corrupt = |scrub: &ScrubStatus| scrub.corrupt + scrub.last.map_or(0, |pass| pass.corrupt);
     let found = scrubs.iter().filter(|(_, scrub)| corrupt(scrub) > 0);
@@ -294,7 +294,7 @@ mod tests {
         let scrub = ScrubStatus { done, total, corrupt: 0, last };
         status.members[0].scrub = Some(scrub);
         status.members[1].scrub = Some(ScrubStatus { last: None, ..scrub });
-        let expected = "disks       1 of 2 read again as a whole, the last time 2h00 ago or later, \
+        let expected = "disks       1 of 2 scrubbed (all data read again), the oldest pass 2h00 ago, \
                         nothing damaged";
         assert_eq!(scrub_line(&status).as_deref(), Some(expected));
         status.members[1].scrub = Some(ScrubStatus { corrupt: 2, ..scrub });

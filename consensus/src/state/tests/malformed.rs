@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 use zbelastic_schedule::{
     Compute, Flow, MemoryOp, Op, Pass, Placement, PlacementShape, Program, Reduction, ScheduleKind,
-    Transfer, TreeLevel, UpdateOp, Window,
+    Transfer, TreeExchange, TreeLevel, UpdateOp, Window,
 };
 use zbelastic_types::{ChunkIndex, Generation, Incarnation, LayerRange, NodeId, StageIndex, Step};
 
@@ -77,19 +77,13 @@ fn ops() -> impl Strategy<Value = Op> {
         UpdateOp::GateThis,
         UpdateOp::Commit,
     ]);
-    let reduction = prop::sample::select(vec![
-        Reduction::Send(TreeLevel(0)),
-        Reduction::Send(TreeLevel(3)),
-        Reduction::Receive(TreeLevel(0)),
-        Reduction::Receive(TreeLevel(3)),
-        Reduction::Local(TreeLevel(0)),
-        Reduction::Local(TreeLevel(3)),
-        Reduction::Add(TreeLevel(0)),
-        Reduction::Add(TreeLevel(3)),
-        Reduction::SendTied,
-        Reduction::ReceiveTied,
-        Reduction::Tie,
-    ]);
+    let exchanges = [TreeExchange::Reduce, TreeExchange::Gather]
+        .into_iter()
+        .flat_map(|exchange| [0, 3].map(|level| exchange(TreeLevel(level))));
+    let between = [Reduction::Send, Reduction::Receive, Reduction::Local, Reduction::Merge];
+    let between = exchanges.flat_map(|exchange| between.map(|reduction| reduction(exchange)));
+    let tied = [Reduction::SendTied, Reduction::ReceiveTied, Reduction::Tie];
+    let reduction = prop::sample::select(between.chain(tied).collect::<Vec<_>>());
     prop_oneof![
         (compute, pass()).prop_map(|(compute, pass)| Op::Compute(compute, pass)),
         (transfer, flow, pass())

@@ -1,5 +1,8 @@
 //! The gradients of a stage, frozen behind the last W of a step.
 
+use std::borrow::Cow;
+use std::ops::Range;
+
 use zbelastic_consensus::validation::TensorSum;
 use zbelastic_kernels::{Backend, BufferView, BufferViewMut, PendingFloats};
 use zbelastic_schedule::TreeSide;
@@ -73,13 +76,15 @@ impl<B: Backend> GradientExecutor for BackendExecutor<B> {
         self.layers_at(chunk).iter().map(|layer| layer.spec.gradient_len()).sum()
     }
 
-    fn partial(&self, chunk: ChunkIndex) -> Vec<f32> {
-        let mut floats = Vec::with_capacity(self.partial_len(chunk));
+    fn partial(&self, chunk: ChunkIndex, floats: Range<usize>) -> Vec<f32> {
+        let mut partial = Vec::with_capacity(floats.len());
+        let mut rest = FloatRun::new(floats);
         for (layer, g) in self.gradients_of(chunk) {
-            let gradient = BufferView::new(g, 0..layer.spec.gradient_len());
-            floats.append(&mut self.backend.download(gradient));
+            if let Some(within) = rest.next_of(layer.spec.gradient_len()) {
+                partial.append(&mut self.backend.download(BufferView::new(g, within)));
+            }
         }
-        floats
+        partial
     }
 
     fn tied_len(&self) -> usize {
@@ -108,20 +113,61 @@ impl<B: Backend> GradientExecutor for BackendExecutor<B> {
         }
     }
 
-    fn reduce(&mut self, chunk: ChunkIndex, other: &[f32], own_side: TreeSide) {
-        assert_eq!(self.partial_len(chunk), other.len(), "replicas have the same layers");
-        self.bring_layers(chunk);
-        let workspace = self.chunks.get_mut(&chunk).expect("a chunk of this stage");
-        let mut rest = other;
-        for layer in workspace.chunk.layers_mut() {
-            let len = layer.spec.gradient_len();
-            let (other, behind) = rest.split_at(len);
-            let mut sum = self.backend.download(BufferView::new(&layer.g, 0..len));
+    fn reduce(&mut self, chunk: ChunkIndex, (first, other): (usize, &[f32]), own_side: TreeSide) {
+        write_floats(self, chunk, (first, other), |backend, g, other| {
+            let mut sum = backend.download(g);
             add_other(&mut sum, other, own_side);
-            layer.settle_gradient(&self.backend);
-            self.backend.upload(&sum, BufferViewMut::new(&mut layer.g, 0..len));
-            rest = behind;
-        }
+            sum.into()
+        });
+    }
+
+    fn gather(&mut self, chunk: ChunkIndex, sums: (usize, &[f32])) {
+        write_floats(self, chunk, sums, |_, _, sums| sums.into());
+    }
+}
+
+/// Writes floats of the gradient of `chunk`, from the index of the first one on, layer by layer: those that
+/// `make` makes of what is there and of the part of `others` in their place.
+fn write_floats<'a, B: Backend>(
+    executor: &mut BackendExecutor<B>,
+    chunk: ChunkIndex,
+    (first, mut others): (usize, &'a [f32]),
+    make: impl Fn(&B, BufferView<'_, B::Buffer>, &'a [f32]) -> Cow<'a, [f32]>,
+) {
+    let end = first + others.len();
+    assert!(end <= executor.partial_len(chunk), "replicas have the same layers");
+    executor.bring_layers(chunk);
+    let BackendExecutor { backend, chunks, .. } = executor;
+    let workspace = chunks.get_mut(&chunk).expect("a chunk of this stage");
+    let mut rest = FloatRun::new(first..end);
+    for layer in workspace.chunk.layers_mut() {
+        let Some(within) = rest.next_of(layer.spec.gradient_len()) else { continue };
+        let (other, behind) = others.split_at(within.len());
+        let made = make(backend, BufferView::new(&layer.g, within.clone()), other);
+        layer.settle_gradient(backend);
+        backend.upload(&made, BufferViewMut::new(&mut layer.g, within));
+        others = behind;
+    }
+}
+
+/// Floats of a chunk's gradient that follow each other, gone through layer by layer.
+struct FloatRun {
+    floats: Range<usize>,
+    /// Index of the next layer's first float.
+    next: usize,
+}
+
+impl FloatRun {
+    fn new(floats: Range<usize>) -> Self {
+        Self { floats, next: 0 }
+    }
+
+    /// Those of the next layer, which has `len` of them, counted from its first one.
+    fn next_of(&mut self, len: usize) -> Option<Range<usize>> {
+        let before = self.next;
+        self.next += len;
+        let within = self.floats.start.max(before)..self.floats.end.min(self.next);
+        (!within.is_empty()).then(|| within.start - before..within.end - before)
     }
 }
 

@@ -1,0 +1,33 @@
+//! Programs of others that tests run where they are installed.
+
+use std::env;
+use std::path::PathBuf;
+use std::process::Command;
+
+/// A program in the folder that `ZBELASTIC_DEPLOY_TOOLS` names or on the path, or nothing and a
+/// printed line.
+///
+/// # Panics
+/// Without it where `ZBELASTIC_TOOLS_REQUIRED` is set.
+pub fn tool(name: &str) -> Option<Command> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let folders = env::var_os("ZBELASTIC_DEPLOY_TOOLS").map(PathBuf::from);
+    let mut candidates = folders.into_iter().chain(env::split_paths(&path)).map(|it| it.join(name));
+    let found = candidates.find(|candidate| candidate.is_file());
+    if found.is_none() {
+        assert!(env::var_os("ZBELASTIC_TOOLS_REQUIRED").is_none(), "there is no {name}");
+        println!("skipped: there is no {name}");
+    }
+    found.map(Command::new)
+}
+
+/// What a command printed on standard output.
+///
+/// # Panics
+/// With all that it printed if it fails.
+pub fn content(command: &mut Command) -> String {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let shown = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+    assert!(output.status.success(), "{command:?}: {}", shown.join("\n"));
+    shown[0].clone().into_owned()
+}
