@@ -10,10 +10,11 @@
 //! begin to arrive, given to the caller's sink when they are verified, and used again. Each chunk
 //! is compared with its checksum; a damaged chunk, or one that a broken stream did not bring, is
 //! requested of another holder. The checksum is the holder's own: that the bytes are those which
-//! were meant is for the caller to check. Streams carry any number of requests, one after another,
+//! were meant is for the caller to check, chunk by chunk ([`ChunkCheck`]) or at the end. Streams carry any number of requests, one after another,
 //! so that there is no pause between two.
 
 mod body;
+mod check;
 mod error;
 mod fetch;
 mod holder_task;
@@ -27,9 +28,12 @@ mod streams;
 mod wire;
 
 pub use body::{BodyReader, BulkBody};
+pub use check::{CheckedChunks, CheckedFetch, ChunkCheck};
 pub use error::{BulkError, HolderError, HolderFailure};
-pub use fetch::{BulkFetch, FETCH_WHOLE_BYTES_MAX, HOLDERS_MAX, fetch, fetch_into};
+pub use fetch::{
+    BulkFetch, FETCH_WHOLE_BYTES_MAX, HOLDERS_MAX, fetch, fetch_checked_into, fetch_into,
+};
 pub use offered::OfferedBodies;
 pub use serve::{ServeBulkError, ServeSummary, serve};
-pub use sink::ChunkSink;
+pub use sink::{ChunkSink, MemorySink};
 pub use wire::{BULK_BYTES_MAX, CHUNK_BYTES, ChunkRequestFault, KEY_BYTES_MAX};

@@ -26,7 +26,9 @@ mod peers;
 mod request;
 mod version;
 
-pub use bulk::{BulkBody, BulkError, BulkFetch, ChunkSink};
+pub use bulk::{
+    BulkBody, BulkError, BulkFetch, CheckedChunks, CheckedFetch, ChunkCheck, ChunkSink, MemorySink,
+};
 pub use close_code::CloseCode;
 pub use dial_problem::DialProblem;
 pub use endpoint::{

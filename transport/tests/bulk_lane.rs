@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use proptest::prelude::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex, repeat, sink, split};
 use zbelastic_transport::bulk::{
-    BULK_BYTES_MAX, BulkBody, BulkError, BulkFetch, CHUNK_BYTES, ChunkRequestFault, ChunkSink,
-    FETCH_WHOLE_BYTES_MAX, HolderError, KEY_BYTES_MAX, ServeBulkError, ServeSummary, fetch,
-    fetch_into, serve,
+    BULK_BYTES_MAX, BulkBody, BulkError, BulkFetch, CHUNK_BYTES, CheckedChunks, CheckedFetch,
+    ChunkCheck, ChunkRequestFault, ChunkSink, FETCH_WHOLE_BYTES_MAX, HolderError, KEY_BYTES_MAX,
+    ServeBulkError, ServeSummary, fetch, fetch_checked_into, fetch_into, serve,
 };
 use zbelastic_types::NodeId;
 
@@ -80,6 +80,83 @@ async fn a_chunk_that_came_damaged_comes_from_another_holder() {
     let limit = length as u64 + 2 * STEP_BYTES + 24 * CHECKSUM_BYTES + 100;
     assert!(holders.moved_by_all() <= limit, "{} of {length}", holders.moved_by_all());
     assert!(holders.moved(1) < 5 * STEP_BYTES, "the stream is not read on");
+}
+
+/// Compares chunks with those of the sound bytes.
+#[derive(Debug)]
+struct SoundBytes(Arc<Vec<u8>>);
+
+impl ChunkCheck for SoundBytes {
+    fn is_sound(&self, chunk: u64, bytes: &[u8]) -> bool {
+        self.0.chunks(CHUNK_BYTES).nth(chunk as usize) == Some(bytes)
+    }
+}
+
+/// A holder whose disk damaged these chunks; their checksums are computed of the damaged bytes.
+fn rotten(bytes: &Arc<Vec<u8>>, chunks: impl IntoIterator<Item = usize>) -> TestHolder {
+    let mut bytes = bytes.to_vec();
+    for chunk in chunks {
+        bytes[chunk * CHUNK_BYTES + 2] ^= 8;
+    }
+    TestHolder::of(&Arc::new(bytes))
+}
+
+async fn fetch_checked(
+    bytes: &Arc<Vec<u8>>,
+    holders: Vec<TestHolder>,
+    wanted: Vec<u64>,
+) -> CheckedFetch<RecordingSink> {
+    let holders = TestHolders::new(holders);
+    let check = Arc::new(SoundBytes(Arc::clone(bytes)));
+    let chunks = CheckedChunks { wanted, check };
+    let request = holders.request(bytes.len(), None);
+    fetch_checked_into(request, chunks, RecordingSink::default(), |node| holders.open(node)).await
+}
+
+#[tokio::test]
+async fn each_chunk_comes_from_a_holder_that_has_it_sound() {
+    let bytes = content(20 * CHUNK_BYTES + 5);
+    let all = || (0..21).collect::<Vec<_>>();
+    for (first, second, wanted) in [
+        (vec![0], vec![20], all()),
+        (vec![3, 4, 5, 19], vec![0, 1, 6, 18], all()),
+        ((0..10).collect(), (10..21).collect(), all()),
+        (vec![3, 9], vec![4], vec![3, 4]),
+    ] {
+        let bad = [&first, &second].map(|chunks: &Vec<usize>| {
+            chunks.iter().any(|chunk| wanted.contains(&(*chunk as u64)))
+        });
+        assert_eq!(bad, [true; 2]);
+        let holders = vec![rotten(&bytes, first), rotten(&bytes, second)];
+        let CheckedFetch { outcome, unsound } =
+            fetch_checked(&bytes, holders, wanted.clone()).await;
+        let found = outcome.expect("each is sound at one of them").chunks;
+        assert_eq!(found.len(), wanted.len());
+        for (offset, found) in found {
+            let at = offset as usize;
+            assert!(wanted.contains(&(offset / CHUNK_BYTES as u64)));
+            assert!(bytes[at..at + found.len()] == found);
+        }
+        assert!(unsound.iter().all(|node| node.0 <= 2), "{unsound:?}");
+    }
+}
+
+#[tokio::test]
+async fn holders_of_unsound_chunks_are_named_and_what_is_sound_nowhere_ends_the_fetch() {
+    let bytes = content(6 * CHUNK_BYTES);
+    let holders = vec![rotten(&bytes, 0..6), TestHolder::of(&bytes)];
+    let fetched = fetch_checked(&bytes, holders, (0..6).collect()).await;
+    assert!(fetched.outcome.is_ok());
+    assert_eq!(fetched.unsound, [NodeId(1)]);
+
+    let holders = vec![rotten(&bytes, [2, 4]), rotten(&bytes, [4])];
+    let fetched = fetch_checked(&bytes, holders, (0..6).collect()).await;
+    let Err(BulkError::NoHolderLeft { failures, .. }) = fetched.outcome else {
+        panic!("chunk 4 is sound nowhere")
+    };
+    let is_4 = |error: &HolderError| matches!(error, HolderError::Unsound { chunk: 4 });
+    assert_eq!(failures.iter().filter(|failure| is_4(&failure.error)).count(), 2);
+    assert_eq!(fetched.unsound, [NodeId(1), NodeId(2)]);
 }
 
 #[tokio::test]
@@ -246,7 +323,7 @@ async fn what_cannot_be_requested_is_not() {
 }
 
 /// Keeps what it was given, and fails once it holds `chunks_max` chunks if that is set.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct RecordingSink {
     chunks: BTreeMap<u64, Vec<u8>>,
     chunks_max: Option<usize>,

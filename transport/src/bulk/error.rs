@@ -78,6 +78,12 @@ pub enum HolderError {
         /// Index of the chunk in the body.
         chunk: u64,
     },
+    /// A chunk is not the one that was meant, though its checksum is right.
+    #[error("has another chunk {chunk}")]
+    Unsound {
+        /// Index of the chunk in the body.
+        chunk: u64,
+    },
     /// The stream ended or broke.
     #[error("the stream broke: {0}")]
     Stream(#[source] io::Error),
@@ -105,9 +111,11 @@ impl HolderError {
             | Self::WrongLength { .. }
             | Self::NoAnswer { .. }
             | Self::RangeRefused => HolderSetback::Final,
-            Self::Unreachable(_) | Self::Damaged { .. } | Self::Stream(_) | Self::Stalled => {
-                HolderSetback::Passing
-            }
+            Self::Unreachable(_)
+            | Self::Damaged { .. }
+            | Self::Unsound { .. }
+            | Self::Stream(_)
+            | Self::Stalled => HolderSetback::Passing,
             Self::Overtaken => HolderSetback::Overtaken,
         }
     }

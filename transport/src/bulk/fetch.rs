@@ -1,8 +1,10 @@
 //! The fetching side: one owner of memory and decisions, one task for each holder that has ranges
 //! to request.
 
+use std::collections::BTreeSet;
 use std::future::pending;
 use std::io;
+use std::iter;
 use std::panic;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +16,8 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 use zbelastic_types::NodeId;
 
-use super::error::{BulkError, HolderFailure};
+use super::check::{CheckedChunks, CheckedFetch, ChunkCheck};
+use super::error::{BulkError, HolderError, HolderFailure};
 use super::holder_task::{ChunkRange, HolderTaskReport, HolderTaskSetup, run};
 use super::scheduler::{FetchScheduler, HOLDER_FAILURES_MAX, RANGES_AHEAD};
 use super::sink::{ChunkSink, MemorySink, SinkThread, VerifiedChunk};
@@ -82,43 +85,39 @@ where
     R: AsyncRead + Send + Unpin + 'static,
     W: AsyncWrite + Send + Unpin + 'static,
 {
-    let mut coordinator = FetchCoordinator::new(request)?;
-    let sink = SinkThread::start(sink, coordinator.spare.clone());
-    let mut tasks = JoinSet::new();
-    loop {
-        let now = coordinator.began.elapsed();
-        coordinator.overtake(now);
-        for holder in 0..coordinator.holders.len() {
-            while let Some(setup) = coordinator.assign_chunks(holder, now) {
-                tasks.spawn(run(setup, open(coordinator.holders[holder].node)));
-            }
-        }
-        if coordinator.scheduler.is_done() {
-            return sink.finish().await.map_err(BulkError::Sink);
-        }
-        if coordinator.scheduler.is_hopeless() {
-            return Err(coordinator.into_error());
-        }
-        let timeout = coordinator.scheduler.poll_timeout(now).map(|at| coordinator.began + at);
-        tokio::select! {
-            report = coordinator.reports.recv() => {
-                let verified = coordinator.handle_report(report.expect("there is a sender here"));
-                if let Some(verified) = verified
-                    && !sink.send(verified).await
-                {
-                    let error = sink.finish().await.err();
-                    return Err(BulkError::Sink(error.expect("a sink ends early by an error")));
-                }
-            }
-            Some(ended) = tasks.join_next() => {
-                // A task that ended has reported; one that panicked has not, and never will.
-                if let Err(error) = ended {
-                    panic::resume_unwind(error.into_panic());
-                }
-            }
-            () = until(timeout) => {}
-        }
-    }
+    FetchCoordinator::new(request, None)?.fetch(sink, open).await
+}
+
+/// Fetches some chunks of a body as [`fetch_into`] does, and compares each with what was meant: one
+/// that is another is not given to the sink, and comes from another holder.
+///
+/// # Panics
+/// Outside a tokio runtime.
+pub async fn fetch_checked_into<S, O, F, R, W>(
+    request: BulkFetch,
+    chunks: CheckedChunks,
+    sink: S,
+    open: O,
+) -> CheckedFetch<S>
+where
+    S: ChunkSink,
+    O: Fn(NodeId) -> F,
+    F: Future<Output = io::Result<(R, W)>> + Send + 'static,
+    R: AsyncRead + Send + Unpin + 'static,
+    W: AsyncWrite + Send + Unpin + 'static,
+{
+    let mut coordinator = match FetchCoordinator::new(request, Some(chunks)) {
+        Ok(coordinator) => coordinator,
+        Err(error) => return CheckedFetch { outcome: Err(error), unsound: Vec::new() },
+    };
+    let outcome = coordinator.fetch(sink, open).await;
+    CheckedFetch { outcome, unsound: coordinator.unsound.into_iter().collect() }
+}
+
+/// Ranges of chunks that follow each other.
+fn ranges_of(chunks: &[u64]) -> Vec<ChunkRange> {
+    let ranges = chunks.chunk_by(|one, next| one + 1 == *next);
+    ranges.map(|range| range[0]..range[range.len() - 1] + 1).collect()
 }
 
 async fn until(timeout: Option<Instant>) {
@@ -141,6 +140,10 @@ struct FetchCoordinator {
     /// Sender of reports; each new task gets a clone.
     reporter: mpsc::Sender<HolderTaskReport>,
     spare: SpareChunks,
+    /// What every chunk is compared with.
+    check: Option<Arc<dyn ChunkCheck>>,
+    /// Holders of which a chunk was refused.
+    unsound: BTreeSet<NodeId>,
 }
 
 struct FetchHolder {
@@ -154,7 +157,7 @@ struct HolderTask {
 }
 
 impl FetchCoordinator {
-    fn new(request: BulkFetch) -> Result<Self, BulkError> {
+    fn new(request: BulkFetch, chunks: Option<CheckedChunks>) -> Result<Self, BulkError> {
         let BulkFetch { holders, key, length, progress } = request;
         if key.len() > KEY_BYTES_MAX {
             return Err(BulkError::KeyTooLong { found: key.len() });
@@ -172,7 +175,11 @@ impl FetchCoordinator {
         if fetch_holders.is_empty() {
             return Err(BulkError::NoHolders);
         }
-        let scheduler = FetchScheduler::new(chunk_count(length), fetch_holders.len());
+        let (check, wanted) = match chunks {
+            None => (None, iter::once(0..chunk_count(length)).collect()),
+            Some(CheckedChunks { check, wanted }) => (Some(check), ranges_of(&wanted)),
+        };
+        let scheduler = FetchScheduler::new(wanted, fetch_holders.len());
         let (reporter, reports) = mpsc::channel(REPORTS_MAX);
         let began = Instant::now();
         let failures = Vec::new();
@@ -188,7 +195,55 @@ impl FetchCoordinator {
             reports,
             reporter,
             spare,
+            check,
+            unsound: BTreeSet::new(),
         })
+    }
+
+    async fn fetch<S, O, F, R, W>(&mut self, sink: S, open: O) -> Result<S, BulkError>
+    where
+        S: ChunkSink,
+        O: Fn(NodeId) -> F,
+        F: Future<Output = io::Result<(R, W)>> + Send + 'static,
+        R: AsyncRead + Send + Unpin + 'static,
+        W: AsyncWrite + Send + Unpin + 'static,
+    {
+        let sink = SinkThread::start(sink, self.spare.clone());
+        let mut tasks = JoinSet::new();
+        loop {
+            let now = self.began.elapsed();
+            self.overtake(now);
+            for holder in 0..self.holders.len() {
+                while let Some(setup) = self.assign_chunks(holder, now) {
+                    tasks.spawn(run(setup, open(self.holders[holder].node)));
+                }
+            }
+            if self.scheduler.is_done() {
+                return sink.finish().await.map_err(BulkError::Sink);
+            }
+            if self.scheduler.is_hopeless() {
+                return Err(self.error());
+            }
+            let timeout = self.scheduler.poll_timeout(now).map(|at| self.began + at);
+            tokio::select! {
+                report = self.reports.recv() => {
+                    let verified = self.handle_report(report.expect("there is a sender here"));
+                    if let Some(verified) = verified
+                        && !sink.send(verified).await
+                    {
+                        let error = sink.finish().await.err();
+                        return Err(BulkError::Sink(error.expect("a sink ends early by an error")));
+                    }
+                }
+                Some(ended) = tasks.join_next() => {
+                    // A task that ended has reported; one that panicked has not, and never will.
+                    if let Err(error) = ended {
+                        panic::resume_unwind(error.into_panic());
+                    }
+                }
+                () = until(timeout) => {}
+            }
+        }
     }
 
     /// Signals the task of a holder to give up its owed chunks, if another should have them.
@@ -219,6 +274,7 @@ impl FetchCoordinator {
             let reports = self.reporter.clone();
             let length = self.length;
             let spare = self.spare.clone();
+            let check = self.check.clone();
             return Some(HolderTaskSetup {
                 holder,
                 key,
@@ -226,6 +282,7 @@ impl FetchCoordinator {
                 ranges,
                 reports,
                 spare,
+                check,
                 overtaken,
             });
         }
@@ -242,6 +299,14 @@ impl FetchCoordinator {
                     progress.fetch_add(verified.bytes.len() as u64, Ordering::Relaxed);
                 }
                 Some(verified)
+            }
+            HolderTaskReport::Unsound { holder, chunk } => {
+                self.scheduler.on_refused(holder, chunk, now);
+                let node = self.holders[holder].node;
+                self.unsound.insert(node);
+                let error = HolderError::Unsound { chunk };
+                self.record_failure(HolderFailure { holder: node, error });
+                None
             }
             HolderTaskReport::Ended { holder, error } => {
                 self.holders[holder].task = None;
@@ -264,9 +329,10 @@ impl FetchCoordinator {
         }
     }
 
-    fn into_error(self) -> BulkError {
+    fn error(&mut self) -> BulkError {
         let arrived = self.scheduler.arrived();
-        let expected = chunk_count(self.length);
-        BulkError::NoHolderLeft { failures: self.failures, arrived, expected }
+        let expected = self.scheduler.expected();
+        let failures = std::mem::take(&mut self.failures);
+        BulkError::NoHolderLeft { failures, arrived, expected }
     }
 }

@@ -3,12 +3,14 @@
 
 use std::io;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep_until, timeout};
 
+use super::check::ChunkCheck;
 use super::error::HolderError;
 use super::sink::VerifiedChunk;
 use super::spare::SpareChunks;
@@ -30,6 +32,8 @@ pub(super) type ChunkRange = Range<u64>;
 pub(super) enum HolderTaskReport {
     /// A chunk came whole.
     Chunk { holder: usize, verified: VerifiedChunk },
+    /// A chunk came whole, and is not the one that was meant.
+    Unsound { holder: usize, chunk: u64 },
     /// The last report: why the task ended.
     Ended { holder: usize, error: HolderError },
 }
@@ -42,6 +46,8 @@ pub(super) struct HolderTaskSetup {
     pub(super) ranges: mpsc::Receiver<ChunkRange>,
     pub(super) reports: mpsc::Sender<HolderTaskReport>,
     pub(super) spare: SpareChunks,
+    /// What every chunk is compared with.
+    pub(super) check: Option<Arc<dyn ChunkCheck>>,
     /// Resolves when another holder should continue in its place.
     pub(super) overtaken: oneshot::Receiver<()>,
 }
@@ -120,7 +126,13 @@ impl HolderTaskSetup {
     }
 
     async fn report(&self, verified: VerifiedChunk) {
-        let report = HolderTaskReport::Chunk { holder: self.holder, verified };
+        let VerifiedChunk { chunk, bytes } = &verified;
+        let is_sound = self.check.as_ref().is_none_or(|check| check.is_sound(*chunk, bytes));
+        let report = if is_sound {
+            HolderTaskReport::Chunk { holder: self.holder, verified }
+        } else {
+            HolderTaskReport::Unsound { holder: self.holder, chunk: *chunk }
+        };
         // Without a receiver the fetch is over.
         let _ = self.reports.send(report).await;
     }

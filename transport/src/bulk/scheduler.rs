@@ -3,9 +3,10 @@
 //! Chunks are missing, requested of one holder, or here. A holder that works gets a few ranges
 //! ahead, so that it never waits for the next; ranges grow smaller towards the end, so that all
 //! holders end together. A holder that has nothing to do is given the chunks that a much slower one
-//! owes. No chunk is requested of two holders at once.
+//! owes. No chunk is requested of two holders at once. A holder whose chunk was refused is not
+//! requested for that one again, and goes on with the others.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 use std::time::Duration;
 
@@ -50,6 +51,8 @@ struct HolderState {
     /// Since its last chunk.
     overtaken_count: u32,
     status: HolderStatus,
+    /// Chunks of it that were not those that were meant.
+    refused: BTreeSet<u64>,
 }
 
 /// Why a holder gives up its owed chunks.
@@ -76,20 +79,34 @@ enum HolderStatus {
 }
 
 impl FetchScheduler {
-    pub(super) fn new(chunks: u64, holders: usize) -> Self {
+    /// A fetch of the chunks in these ranges, which do not overlap.
+    pub(super) fn new(wanted: impl IntoIterator<Item = Range<u64>>, holders: usize) -> Self {
         assert!(holders > 0, "a fetch has a holder");
-        let missing = (chunks > 0).then_some(0..chunks).into_iter().collect();
+        let wanted = wanted.into_iter().filter(|range| !range.is_empty());
+        let missing: VecDeque<Range<u64>> = wanted.collect();
         let holders = (0..holders).map(|_| HolderState::default()).collect();
-        Self { expected: chunks, arrived: 0, missing, holders }
+        let expected = missing.iter().map(|range| range.end - range.start).sum();
+        Self { expected, arrived: 0, missing, holders }
     }
 
     pub(super) fn is_done(&self) -> bool {
         self.arrived == self.expected
     }
 
-    /// Whether no holder is left to request chunks of.
+    /// Whether no holder is left to request a missing chunk of.
     pub(super) fn is_hopeless(&self) -> bool {
-        self.holders.iter().all(|holder| holder.status == HolderStatus::Excluded)
+        let mut left = self.holders.iter().filter(|holder| holder.status != HolderStatus::Excluded);
+        let Some(first) = left.next() else { return true };
+        let mut refused_by_first = first.refused.iter();
+        refused_by_first.any(|chunk| {
+            left.clone().all(|holder| holder.refused.contains(chunk))
+                && self.missing.iter().any(|range| range.contains(chunk))
+        })
+    }
+
+    /// Number of chunks that were wanted.
+    pub(super) fn expected(&self) -> u64 {
+        self.expected
     }
 
     pub(super) fn arrived(&self) -> u64 {
@@ -108,11 +125,13 @@ impl FetchScheduler {
         if state.status != HolderStatus::Ready || state.ranges.len() >= RANGES_AHEAD {
             return None;
         }
-        let first = self.missing.front_mut()?;
-        let range = first.start..first.end.min(first.start + size);
-        first.start = range.end;
-        if first.is_empty() {
-            self.missing.pop_front();
+        let mut ranges = self.missing.iter().enumerate();
+        let (index, range) =
+            ranges.find_map(|(index, range)| Some((index, state.unrefused(range, size)?)))?;
+        let around = self.missing.remove(index).expect("it is there");
+        let rest = [around.start..range.start, range.end..around.end];
+        for part in rest.into_iter().rev().filter(|part| !part.is_empty()) {
+            self.missing.insert(index, part);
         }
         if state.ranges.is_empty() {
             state.last_active = now;
@@ -131,6 +150,19 @@ impl FetchScheduler {
 
     /// A chunk came whole, the first of those that `holder` still owed.
     pub(super) fn on_chunk(&mut self, holder: usize, chunk: u64, now: Duration) {
+        self.note_received(holder, chunk, now);
+        self.arrived += 1;
+    }
+
+    /// A chunk came, the first of those that `holder` still owed, and is not the one that was meant:
+    /// it is missing again, and that of another holder.
+    pub(super) fn on_refused(&mut self, holder: usize, chunk: u64, now: Duration) {
+        self.note_received(holder, chunk, now);
+        self.holders[holder].refused.insert(chunk);
+        self.missing.push_front(chunk..chunk + 1);
+    }
+
+    fn note_received(&mut self, holder: usize, chunk: u64, now: Duration) {
         let state = &mut self.holders[holder];
         let range = state.ranges.front_mut().expect("a chunk that was requested");
         assert_eq!(range.start, chunk, "chunks of a holder come in order");
@@ -142,7 +174,6 @@ impl FetchScheduler {
         state.pace = Some(state.pace.map_or(took, |pace| (pace * 3 + took) / 4));
         state.last_active = now;
         (state.failures, state.overtaken_count) = (0, 0);
-        self.arrived += 1;
     }
 
     /// The chunks that `holder` owed are missing again. It is left alone for a while, or for good.
@@ -170,13 +201,21 @@ impl FetchScheduler {
     /// owes all of that until [`FetchScheduler::on_setback`].
     pub(super) fn poll_yield(&mut self, now: Duration) -> Option<usize> {
         let is_yielding = |holder: &HolderState| holder.status == HolderStatus::Yielding;
-        if !self.missing.is_empty() || self.holders.iter().any(is_yielding) {
+        if self.holders.iter().any(is_yielding) {
             return None;
         }
-        let idle = self.holders.iter().filter(|holder| holder.is_idle());
-        let idle_pace = idle.map(|holder| holder.pace.unwrap_or(STEAL_FLOOR)).min()?;
-        let mut working = self.holders.iter().enumerate();
-        let (victim, _) = working.find(|(_, holder)| holder.is_overtaken(idle_pace, now))?;
+        // What is missing all the same was refused of the idle holder.
+        let has_nothing = |holder: &&HolderState| {
+            self.missing.iter().all(|range| holder.unrefused(range, 1).is_none())
+        };
+        let idle = self.holders.iter().filter(|holder| holder.is_idle()).filter(has_nothing);
+        let idle: Vec<&HolderState> = idle.collect();
+        let is_victim = |holder: &HolderState| {
+            let able = idle.iter().filter(|idle| idle.may_send_all(&holder.ranges));
+            let pace = able.map(|idle| idle.pace.unwrap_or(STEAL_FLOOR)).min();
+            pace.is_some_and(|pace| holder.is_overtaken(pace, now))
+        };
+        let victim = self.holders.iter().position(is_victim)?;
         self.holders[victim].status = HolderStatus::Yielding;
         Some(victim)
     }
@@ -193,6 +232,19 @@ impl FetchScheduler {
 }
 
 impl HolderState {
+    /// The first chunks of a range, at most so many, that were not refused of this holder.
+    fn unrefused(&self, range: &Range<u64>, size: u64) -> Option<Range<u64>> {
+        let start = range.clone().find(|chunk| !self.refused.contains(chunk))?;
+        let refused = self.refused.range(start..).next();
+        let end = refused.map_or(range.end, |refused| range.end.min(*refused));
+        Some(start..end.min(start + size))
+    }
+
+    /// Whether no chunk of these ranges was refused of this holder.
+    fn may_send_all(&self, ranges: &VecDeque<Range<u64>>) -> bool {
+        ranges.iter().all(|range| self.refused.range(range.clone()).next().is_none())
+    }
+
     fn is_idle(&self) -> bool {
         self.status == HolderStatus::Ready && self.ranges.is_empty()
     }

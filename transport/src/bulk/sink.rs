@@ -24,12 +24,20 @@ pub trait ChunkSink: Send + 'static {
 
 /// Memory that grows with the bytes that arrive.
 #[derive(Debug, Default)]
-pub(super) struct MemorySink {
+pub struct MemorySink {
     bytes: Vec<u8>,
 }
 
 impl MemorySink {
-    pub(super) fn into_bytes(self) -> Vec<u8> {
+    /// The bytes so far.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// All bytes.
+    #[must_use]
+    pub fn into_bytes(self) -> Vec<u8> {
         self.bytes
     }
 }

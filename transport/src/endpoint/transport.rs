@@ -17,7 +17,10 @@ use super::context::TransportContext;
 use super::counters::TransportCounters;
 use super::setup::{BindError, TransportSetup};
 use super::tuning::QuicConfigs;
-use crate::bulk::{BulkBody, BulkError, BulkFetch, ChunkSink, fetch, fetch_into};
+use crate::bulk::{
+    BulkBody, BulkError, BulkFetch, CheckedChunks, CheckedFetch, ChunkSink, fetch,
+    fetch_checked_into, fetch_into,
+};
 use crate::control::EnqueueOutcome;
 use crate::event::EventQueue;
 use crate::frame::{FrameNotQueued, FrameRules, OutgoingFrame, ReceivedFrame};
@@ -189,6 +192,19 @@ impl Transport {
     ) -> Result<S, BulkError> {
         let context = Arc::clone(&self.shared.context);
         fetch_into(request, sink, move |node| open_bulk(Arc::clone(&context), node)).await
+    }
+
+    /// Fetches chunks of a body from the nodes that hold it, each compared with what was meant, into
+    /// a sink.
+    pub async fn fetch_bulk_checked<S: ChunkSink>(
+        &self,
+        request: BulkFetch,
+        chunks: CheckedChunks,
+        sink: S,
+    ) -> CheckedFetch<S> {
+        let context = Arc::clone(&self.shared.context);
+        let open = move |node| open_bulk(Arc::clone(&context), node);
+        fetch_checked_into(request, chunks, sink, open).await
     }
 
     /// Sends a request to a peer and waits for its answer. To drop the future is to cancel the

@@ -1,6 +1,7 @@
 //! Simulated fetches without streams: holders have a pace, and fail by a list.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::iter;
 use std::time::Duration;
 
 use proptest::prelude::*;
@@ -38,7 +39,7 @@ struct FetchSimulation {
 impl FetchSimulation {
     fn new(chunks: u64, holders: Vec<SimulatedHolder>) -> Self {
         let states = holders.iter().map(|_| SimulatedHolderState::default()).collect();
-        let scheduler = FetchScheduler::new(chunks, holders.len());
+        let scheduler = FetchScheduler::new(iter::once(0..chunks), holders.len());
         Self {
             scheduler,
             holders,
@@ -206,7 +207,7 @@ fn a_holder_is_given_up_after_failures_in_a_row_alone() {
 
 #[test]
 fn what_failed_is_requested_first() {
-    let mut scheduler = FetchScheduler::new(100, 2);
+    let mut scheduler = FetchScheduler::new(iter::once(0..100), 2);
     let first = scheduler.poll_range(0, Duration::ZERO).unwrap();
     let second = scheduler.poll_range(0, Duration::ZERO).unwrap();
     assert_eq!((first, second), (0..8, 8..16));
@@ -220,15 +221,44 @@ fn what_failed_is_requested_first() {
 
 #[test]
 fn a_final_failure_is_final() {
-    let mut scheduler = FetchScheduler::new(1, 1);
+    let mut scheduler = FetchScheduler::new(iter::once(0..1), 1);
     scheduler.poll_range(0, Duration::ZERO).unwrap();
     scheduler.on_setback(0, HolderSetback::Final, Duration::ZERO);
     assert!(scheduler.is_hopeless() && !scheduler.is_done());
 }
 
 #[test]
+fn a_refused_chunk_is_for_others_and_the_holder_goes_on() {
+    let now = Duration::ZERO;
+    let mut scheduler = FetchScheduler::new([2..4, 7..9], 2);
+    assert_eq!(scheduler.expected(), 4);
+    assert_eq!(scheduler.poll_range(0, now), Some(2..3));
+    assert_eq!(scheduler.poll_range(0, now), Some(3..4));
+    scheduler.on_refused(0, 2, now);
+    scheduler.on_refused(0, 3, now);
+    assert_eq!(scheduler.poll_range(0, now), Some(7..8), "it has others");
+    assert_eq!(scheduler.poll_range(1, now), Some(3..4));
+    scheduler.on_refused(1, 3, now);
+    assert!(scheduler.is_hopeless(), "chunk 3 is sound at none of them");
+    assert_eq!(scheduler.poll_range(1, now), Some(2..3));
+}
+
+#[test]
+fn a_chunk_that_an_idle_holder_cannot_give_stays_with_the_slow_one_that_can() {
+    let mut scheduler = FetchScheduler::new(iter::once(0..1), 2);
+    assert!(scheduler.poll_range(0, Duration::ZERO).is_some());
+    scheduler.on_refused(0, 0, Duration::from_millis(1));
+    let later = Duration::from_secs(1000);
+    assert_eq!(scheduler.poll_range(1, Duration::from_millis(1)), Some(0..1));
+    assert_eq!(scheduler.poll_yield(later), None);
+    assert!(!scheduler.is_hopeless());
+    scheduler.on_setback(1, HolderSetback::Final, later);
+    assert!(scheduler.is_hopeless(), "the only one that could is gone");
+}
+
+#[test]
 fn nothing_is_done_at_once() {
-    assert!(FetchScheduler::new(0, 1).is_done());
+    assert!(FetchScheduler::new(iter::once(0..0), 1).is_done());
 }
 
 fn any_holder() -> impl Strategy<Value = SimulatedHolder> {
