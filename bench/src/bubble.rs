@@ -45,6 +45,7 @@ const PLANNED_STEPS: u32 = 4;
 
 /// Runs `bench bubble`.
 pub fn run(args: &BenchBubbleArgs, out: &mut dyn Write) -> Result<(), CommandError> {
+    let replicas = replicas_of(args)?;
     if !args.json {
         let BenchBubbleArgs { stages, replicas, microbatches, pass, .. } = args;
         let pipelines =
@@ -62,7 +63,7 @@ pub fn run(args: &BenchBubbleArgs, out: &mut dyn Write) -> Result<(), CommandErr
     let kinds: &[ScheduleKind] = if args.schedule.is_empty() { &KINDS[..] } else { &args.schedule };
     let mut rows = Vec::new();
     for &kind in kinds {
-        let row = measure(args, kind)?;
+        let row = measure(args, kind, replicas)?;
         if !args.json {
             write_row(&row, out)?;
             out.flush()?;
@@ -101,11 +102,18 @@ fn case(args: &BenchBubbleArgs, grid: Grid) -> Result<BenchCase, CommandFailure>
     ])
 }
 
-fn measure(args: &BenchBubbleArgs, kind: ScheduleKind) -> Result<BubbleRow, CommandFailure> {
-    let replicas = ReplicaCount::new(args.replicas).map_err(|error| {
+fn replicas_of(args: &BenchBubbleArgs) -> Result<ReplicaCount, CommandFailure> {
+    ReplicaCount::new(args.replicas).map_err(|error| {
         let detail = FailureDetail::new(format!("--replicas {}: {error}", args.replicas));
         CommandFailure::usage("the benchmark", vec![detail])
-    })?;
+    })
+}
+
+fn measure(
+    args: &BenchBubbleArgs,
+    kind: ScheduleKind,
+    replicas: ReplicaCount,
+) -> Result<BubbleRow, CommandFailure> {
     // The one that is compared with comes first, right before the other.
     let from = args.scaled_from.map(|stages| round(args, kind, pipeline(stages))).transpose()?;
     let grid = Grid { stage_count: args.stages, replicas };
