@@ -5,6 +5,11 @@
 pub const CONFIG: &str = "config.toml";
 /// File of the run's events, one JSON object a line.
 pub const METRICS: &str = "metrics.jsonl";
+/// Bytes of it at most, as many as a node's file of events has. Lines before those are in one file beside
+/// it, which is as long: together some 400,000 steps.
+pub const METRICS_BYTES_MAX: u64 = 64 << 20;
+/// Bytes of TensorBoard's event files at most: the oldest files go first.
+pub const SCALARS_BYTES_MAX: u64 = 2 * METRICS_BYTES_MAX;
 /// The description of the run, and how it ended.
 pub const RUN: &str = "run.json";
 /// File of the last steps as a trace for Perfetto.

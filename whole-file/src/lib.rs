@@ -14,7 +14,7 @@ mod rotated_lines;
 mod temporary_folder;
 
 pub use lock::{LockError, holder_text, lock};
-pub use rotated_lines::{RotatedLines, last_lines, rotated_path};
+pub use rotated_lines::{RotatedLines, last_lines, rotate_appended, rotated_path};
 pub use temporary_folder::TemporaryFolder;
 
 use std::fs::{self, File, OpenOptions};

@@ -39,10 +39,32 @@ impl RotatedLines {
             fs::rename(&self.path, rotated_path(&self.path))?;
             *self = Self::open(&self.path, self.bytes_max)?;
         }
-        writeln!(self.file, "{line}")?;
+        // At once, so that no reader finds half a line.
+        self.file.write_all(format!("{line}\n").as_bytes())?;
         self.bytes += bytes;
         Ok(())
     }
+}
+
+/// Bounds a file to which another process appends its lines, and which it holds open: once it has
+/// more than `bytes_max`, its lines are copied to the file beside it, and it begins again. A line
+/// that is written in between is lost.
+///
+/// # Errors
+/// If it cannot be copied or cut.
+pub fn rotate_appended(path: &Path, bytes_max: u64) -> io::Result<()> {
+    let length = match fs::metadata(path) {
+        Ok(found) => found.len(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    if length <= bytes_max {
+        return Ok(());
+    }
+    let part = super::part_path(&rotated_path(path));
+    fs::copy(path, &part)?;
+    fs::rename(&part, rotated_path(path))?;
+    super::open_to_append(path)?.set_len(0)
 }
 
 fn last_byte(path: &Path) -> io::Result<u8> {
@@ -99,6 +121,25 @@ mod tests {
             RotatedLines::open(&path, 99).and_then(|mut file| file.write(line)).expect("room");
         }
         assert_eq!(fs::read_to_string(&path).expect("there"), "whole\nto\nnext\nlast\n");
+    }
+
+    #[test]
+    fn a_file_that_another_process_appends_to_begins_again_and_keeps_what_was_before() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("worker.log");
+        rotate_appended(&path, 20).expect("there is none");
+        let mut log = crate::open_to_append(&path).expect("room");
+        for number in 10..40 {
+            writeln!(log, "line {number}").expect("room");
+            rotate_appended(&path, 20).expect("room");
+            let lines: Vec<Vec<u8>> = last_lines(&path, u64::MAX).collect();
+            let last = lines.last().map(|line| String::from_utf8_lossy(line).into_owned());
+            assert_eq!(last, Some(format!("line {number}")));
+            assert!(fs::metadata(&path).expect("there").len() <= 20);
+        }
+        let read = |path: &Path| fs::read_to_string(path).expect("there");
+        assert_eq!(read(&rotated_path(&path)), "line 37\nline 38\nline 39\n");
+        assert_eq!(fs::read_dir(folder.path()).expect("readable").count(), 2);
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! config.toml      the effective configuration, which `train` reads back
-//! metrics.jsonl    one object a line, as `--json` prints them
+//! metrics.jsonl    one object a line, as `--json` prints them; when it is long, the lines before are
+//!                  in metrics.jsonl.1
 //! run.json         the run: its model, text and plan, and how it ended
 //! report.html      the page of the run, in one file
 //! tensorboard/     event files with the run's scalars
@@ -16,7 +17,7 @@
 //! cluster/         the folders of the processes that trained
 //! ```
 
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -28,12 +29,13 @@ use zbelastic_trainer::hf::{
     write_adapters, write_safetensors,
 };
 use zbelastic_trainer::model::{ModelConfig, merge_adapters};
-use zbelastic_whole_file as whole_file;
+use zbelastic_whole_file::{self as whole_file, RotatedLines};
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail, cannot_write};
 
 use super::scalar_log::ScalarLog;
 use crate::run_files::{
-    ADAPTER, CLUSTER, CONFIG, METRICS, MODEL, REPORT, RUN, RUNS, SAMPLE, TENSORBOARD, TRACE,
+    ADAPTER, CLUSTER, CONFIG, METRICS, METRICS_BYTES_MAX, MODEL, REPORT, RUN, RUNS, SAMPLE,
+    TENSORBOARD, TRACE,
 };
 
 const ALL: [&str; 8] = [CONFIG, METRICS, RUN, TRACE, SAMPLE, MODEL, REPORT, TENSORBOARD];
@@ -71,7 +73,9 @@ pub enum RunStart {
 pub struct RunFolder {
     path: PathBuf,
     start: RunStart,
-    metrics: File,
+    metrics: RotatedLines,
+    /// Locked for this process. Files of it are replaced while the run goes on, the folder is not.
+    _lock: File,
     /// Scalars for TensorBoard, from the first step on.
     scalars: Option<ScalarLog>,
     /// Whether no metrics were written yet.
@@ -96,14 +100,12 @@ impl RunFolder {
         if run_start == RunStart::New {
             return Self::create(out, name, request.text);
         }
-        let metrics_path = path.join(METRICS);
-        let metrics = whole_file::open_to_append(&metrics_path);
-        let metrics = metrics.map_err(|error| no_place(&metrics_path, &error))?;
-        take(path, &metrics)?;
+        let lock = take(path)?;
         Ok(Self {
             path: path.to_owned(),
             start: run_start,
-            metrics,
+            metrics: open_metrics(path, METRICS_BYTES_MAX)?,
+            _lock: lock,
             scalars: None,
             is_empty: false,
         })
@@ -124,12 +126,10 @@ impl RunFolder {
             Some(path) => take_folder(path)?,
             None => first_free(Path::new(RUNS), name)?,
         };
+        let lock = take(&path)?;
         write_file(&path.join(CONFIG), config.as_bytes())?;
-        let metrics_path = path.join(METRICS);
-        let metrics = OpenOptions::new().create_new(true).append(true).open(&metrics_path);
-        let metrics = metrics.map_err(|error| no_place(&metrics_path, &error))?;
-        take(&path, &metrics)?;
-        Ok(Self { path, start: RunStart::New, metrics, scalars: None, is_empty: true })
+        let metrics = open_metrics(&path, METRICS_BYTES_MAX)?;
+        Ok(Self { path, start: RunStart::New, metrics, _lock: lock, scalars: None, is_empty: true })
     }
 
     /// Removes the folder of a run that did not begin, so that its place is free for the next.
@@ -163,8 +163,7 @@ impl RunFolder {
     /// If it cannot be written.
     pub fn append_metrics(&mut self, line: &str) -> Result<(), CommandFailure> {
         self.is_empty = false;
-        let written = self.metrics.write_all(format!("{line}\n").as_bytes());
-        written.map_err(|error| no_place(&self.path.join(METRICS), &error))
+        self.metrics.write(line).map_err(|error| no_place(&self.path.join(METRICS), &error))
     }
 
     /// Adds scalars of a step for TensorBoard.
@@ -254,11 +253,17 @@ fn write_file(path: &Path, bytes: &[u8]) -> Result<(), CommandFailure> {
     whole_file::write(path, bytes).map_err(|error| no_place(path, &error))
 }
 
+fn open_metrics(folder: &Path, bytes_max: u64) -> Result<RotatedLines, CommandFailure> {
+    let path = folder.join(METRICS);
+    RotatedLines::open(&path, bytes_max).map_err(|error| no_place(&path, &error))
+}
+
 /// Locks a folder for this process. The lock is the system's: it ends with the process.
-fn take(path: &Path, metrics: &File) -> Result<(), CommandFailure> {
-    match metrics.try_lock() {
+fn take(path: &Path) -> Result<File, CommandFailure> {
+    let folder = File::open(path).map_err(|error| no_place(path, &error))?;
+    match folder.try_lock() {
         // A file system that knows no locks is trusted to have one user.
-        Ok(()) | Err(TryLockError::Error(_)) => Ok(()),
+        Ok(()) | Err(TryLockError::Error(_)) => Ok(folder),
         Err(TryLockError::WouldBlock) => {
             let what = format!("{} is in use", path.display());
             let mut failure = CommandFailure::new(FailureCode::WrongState, what);
@@ -447,6 +452,24 @@ mod tests {
         assert_eq!(failure.code, FailureCode::WrongState);
         assert!(failure.to_string().contains("there is config.toml, metrics.jsonl"), "{failure}");
         assert_eq!(fs::read_to_string(out.join(METRICS)).expect("kept"), "{}\n");
+    }
+
+    #[test]
+    fn metrics_are_bounded_and_the_folder_stays_locked() {
+        let parent = tempfile::tempdir().expect("a folder");
+        let out = parent.path().join("run");
+        let mut folder = RunFolder::create(Some(&out), "unused", "[train]\n").expect("new");
+        folder.metrics = open_metrics(&out, 20).expect("room");
+        for step in 10..90 {
+            folder.append_metrics(&format!("{{\"s\":{step}}}")).expect("room");
+        }
+        let lines = whole_file::last_lines(&out.join(METRICS), u64::MAX);
+        let lines: Vec<_> = lines.filter_map(|line| String::from_utf8(line).ok()).collect();
+        assert_eq!(lines, ["{\"s\":86}", "{\"s\":87}", "{\"s\":88}", "{\"s\":89}"]);
+        let failure = take(&out).expect_err("it is the first one's");
+        assert!(failure.to_string().contains("is in use"), "{failure}");
+        drop(folder);
+        take(&out).expect("free");
     }
 
     #[test]

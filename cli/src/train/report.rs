@@ -1,14 +1,13 @@
 //! `report.html`: the page of a run that ended, in one file that connects to nothing.
 
-use std::fs::File;
-use std::io::{BufRead, BufReader};
 use std::path::Path;
 
 use serde_json::Value;
 use zbelastic_view::{Dashboard, Observation, RunCosts};
+use zbelastic_whole_file::last_lines;
 
 use super::events::cluster_event;
-use crate::run_files::METRICS;
+use crate::run_files::{METRICS, METRICS_BYTES_MAX};
 
 /// Events that are given to the dashboard at once.
 const EVENTS_AT_ONCE: usize = 4096;
@@ -19,9 +18,8 @@ const EVENTS_AT_ONCE: usize = 4096;
 pub fn report(folder: &Path, trace: Option<&str>, run: &str) -> String {
     let mut dashboard = Dashboard::new(RunCosts::default());
     let mut events = Vec::new();
-    let lines = File::open(folder.join(METRICS)).map(|file| BufReader::new(file).lines());
-    for line in lines.into_iter().flatten().map_while(Result::ok) {
-        events.extend(cluster_event(&line));
+    for line in last_lines(&folder.join(METRICS), 2 * METRICS_BYTES_MAX) {
+        events.extend(std::str::from_utf8(&line).ok().and_then(cluster_event));
         if events.len() >= EVENTS_AT_ONCE {
             dashboard.observe(Observation::Events(std::mem::take(&mut events)));
         }

@@ -34,6 +34,10 @@ const PORT_WITHIN: Duration = Duration::from_secs(5);
 const PORT_PAUSE: Duration = Duration::from_millis(50);
 /// Lines of a log that a failure quotes.
 const LAST_LINES: usize = 6;
+/// Bytes of a log that are read for them: lines of up to 10 KiB.
+const LAST_LINES_BYTES_MAX: u64 = 64 << 10;
+/// Bytes of a process's log, some 100,000 lines. As many of those before lie beside it.
+const LOG_BYTES_MAX: u64 = 16 << 20;
 
 struct ChildProcess {
     child: Child,
@@ -228,6 +232,8 @@ impl ChildProcesses {
     pub fn restart_ended(&mut self) -> Result<(), CommandFailure> {
         let names: Vec<String> = self.processes.keys().cloned().collect();
         for name in names {
+            // A log that cannot be bounded now is looked at again.
+            let _ = whole_file::rotate_appended(&self.log_path(&name), LOG_BYTES_MAX);
             let process = self.processes.get_mut(&name).expect("it was listed");
             // A process with an unreadable state is as good as running.
             let Ok(Some(status)) = process.child.try_wait() else { continue };
@@ -272,10 +278,11 @@ impl ChildProcesses {
     }
 
     fn log_lines_of(&self, name: &str) -> Vec<FailureDetail> {
-        let log = fs::read_to_string(self.log_path(name)).unwrap_or_default();
-        let lines: Vec<&str> = log.lines().collect();
+        let lines: Vec<Vec<u8>> =
+            whole_file::last_lines(&self.log_path(name), LAST_LINES_BYTES_MAX).collect();
         let last = lines.len().saturating_sub(LAST_LINES);
-        lines[last..].iter().map(|line| FailureDetail::new((*line).to_owned()).at(name)).collect()
+        let texts = lines[last..].iter().map(|line| String::from_utf8_lossy(line).into_owned());
+        texts.map(|line| FailureDetail::new(line).at(name)).collect()
     }
 
     /// Ends all of them. The steps they have sealed are on their disks.
