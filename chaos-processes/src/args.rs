@@ -19,6 +19,10 @@ pub const RUN_EXIT_CODES: &str = "\
 Exit codes: 0 passed, 2 usage, 10 safety: an invariant was broken or the weights differ, 11
 liveness: no progress for a minute, 12 a process ended by itself, 14 the campaign itself, 130
 interrupted.";
+/// The text below the help of `soak`.
+pub const SOAK_EXIT_CODES: &str = "\
+Exit codes: 0 the disks are flat, 2 usage, 10 a disk holds more than one checkpoint beyond before, 14
+the soak itself, 130 interrupted.";
 /// The text below the help of `demo`.
 pub const DEMO_EXIT_CODES: &str = "\
 Exit codes: 0 the weights are the same, 8 they differ, 11 no progress for a minute, 12 a
@@ -211,6 +215,29 @@ pub struct DemoArgs {
     /// Size, seed and binary of the cluster.
     #[command(flatten)]
     pub group: GroupArgs,
+}
+
+/// Arguments of `zbelastic chaos soak`.
+#[derive(Args, Clone, Debug)]
+pub struct SoakArgs {
+    /// The configuration of the training; its number of steps follows from that of checkpoints.
+    #[command(flatten)]
+    pub subject: SubjectArgs,
+    /// Size, seed and binary of the cluster.
+    #[command(flatten)]
+    pub group: GroupArgs,
+    /// Number of checkpoints.
+    #[arg(long, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u64).range(10..))]
+    pub checkpoints: u64,
+    /// Steps from one checkpoint to the next.
+    #[arg(long, value_name = "STEPS", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
+    pub every: u64,
+    /// Write a picture of the bytes on each node's disk, as SVG.
+    #[arg(long, value_name = "FILE")]
+    pub plot: Option<PathBuf>,
+    /// Write the samples as JSON, too.
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
 }
 
 fn nodes() -> clap::builder::RangedI64ValueParser<u32> {

@@ -156,6 +156,7 @@ fn check_file(log: &NodeLog<'_>, findings: &mut LogFindings) {
             | NodeEventKind::Halted { .. }
             | NodeEventKind::Done { .. }
             | NodeEventKind::Running(_)
+            | NodeEventKind::Checkpoint { .. }
             | NodeEventKind::Other => {}
         }
     }

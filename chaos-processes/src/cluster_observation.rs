@@ -85,6 +85,7 @@ impl ClusterObservation {
             NodeEventKind::Lost { .. }
             | NodeEventKind::Running(_)
             | NodeEventKind::Other
+            | NodeEventKind::Checkpoint { .. }
             | NodeEventKind::Torn { .. } => {}
         }
     }

@@ -1,4 +1,4 @@
-//! The commands `zbelastic chaos run`, `measure`, `replay` and `demo`.
+//! The commands `zbelastic chaos run`, `measure`, `replay`, `soak` and `demo`.
 
 use std::fs;
 use std::io;
@@ -20,8 +20,9 @@ use super::measure::{self, MeasureRowKind, MeasureSetup, heading};
 use super::process_network::NetworkKind;
 use super::replay::{self, FleetTrace, ReplaySetup};
 use super::run_monitor::{RunMonitor, STANDSTILL};
+use super::soak::{self, SoakSetup};
 use super::undisturbed::UndisturbedTraining;
-use crate::args::{DemoArgs, GroupArgs, MeasureArgs, ProcessRunArgs, ReplayArgs};
+use crate::args::{DemoArgs, GroupArgs, MeasureArgs, ProcessRunArgs, ReplayArgs, SoakArgs};
 
 /// Steps from which the time of a step is measured.
 const TRIAL_STEPS: u64 = 40;
@@ -186,6 +187,37 @@ fn rows(args: &MeasureArgs) -> Vec<MeasureRowKind> {
     rows.sort_unstable();
     rows.dedup();
     rows
+}
+
+/// Writes many checkpoints and measures the disks, and returns the exit code.
+///
+/// # Errors
+/// If the run does not come to its end, or the output cannot be written.
+pub fn soak(
+    args: &SoakArgs,
+    own: &Path,
+    monitor: &mut RunMonitor<'_>,
+) -> Result<u8, LocalClusterError> {
+    let mut folder = folder(None, "soak")?;
+    let cluster = LocalClusterSetup {
+        program: program(&args.group, own),
+        folder: folder.path().join("cluster"),
+        controllers: args.group.controllers,
+        workers: args.group.workers,
+        seed: args.group.seed,
+        network: NetworkKind::Loopback,
+        small_disk_mib: None,
+    };
+    let SoakArgs { checkpoints, every, .. } = *args;
+    let setup = SoakSetup { cluster, config: args.subject.configuration(), checkpoints, every };
+    let report = soak::run(&setup, monitor).inspect_err(|_| folder.keep())?;
+    monitor.print_line(&report.to_string())?;
+    if let Some(path) = &args.plot {
+        let doing = || format!("cannot write {}", path.display());
+        fs::write(path, report.svg()).map_err(|source| system(doing(), source))?;
+    }
+    args.report.as_deref().map_or(Ok(()), |path| write_json(path, &report))?;
+    Ok(if report.is_flat() { 0 } else { UNSAFE })
 }
 
 /// Replays a trace, and returns the exit code.

@@ -130,6 +130,13 @@ pub enum NodeEventKind {
         /// The digest of the final state.
         digest: Option<String>,
     },
+    /// A checkpoint is complete.
+    Checkpoint {
+        /// Steps sealed before it.
+        step: u64,
+        /// Bytes of one copy.
+        bytes: u64,
+    },
     /// An event that does not matter here.
     Other,
     /// A line that is no JSON.
@@ -206,6 +213,7 @@ struct RawNodeEvent {
     digest: Option<String>,
     bytes_moved: u64,
     bytes_floor: u64,
+    bytes: Option<serde_json::Value>,
     moved_ms: Option<f64>,
 }
 
@@ -245,6 +253,10 @@ impl RawNodeEvent {
             ("rewound", _) => NodeEventKind::Rewound { to_step: self.to_step },
             ("halted", _) => NodeEventKind::Halted { reason },
             ("done", _) => NodeEventKind::Done { step: self.step, digest: self.digest },
+            ("checkpoint", _) => {
+                let bytes = self.bytes.as_ref().and_then(serde_json::Value::as_u64).unwrap_or(0);
+                NodeEventKind::Checkpoint { step: self.step, bytes }
+            }
             _ => NodeEventKind::Other,
         }
     }
@@ -252,9 +264,18 @@ impl RawNodeEvent {
 
 /// Whether a line is an event that is not looked at here, with keys of another form.
 fn is_of_another_version(line: &str) -> bool {
-    const KNOWN: [&str; 10] = [
-        "started", "leader", "joined", "lost", "plan", "running", "step", "rewound", "halted",
+    const KNOWN: [&str; 11] = [
+        "started",
+        "leader",
+        "joined",
+        "lost",
+        "plan",
+        "running",
+        "step",
+        "rewound",
+        "halted",
         "done",
+        "checkpoint",
     ];
     let value = serde_json::from_str::<serde_json::Value>(line);
     value.is_ok_and(|value| value["event"].as_str().is_some_and(|event| !KNOWN.contains(&event)))

@@ -87,7 +87,7 @@ impl ResourceFootprint {
 
 fn of_member(member: &ClusterMember) -> ResourceFootprint {
     let folder = &member.spec().data_dir;
-    let kept = KEPT.iter().filter_map(|name| bytes_below(&folder.join(name)).ok()).sum();
+    let kept = kept_bytes(folder);
     let Some(pid) = member.pid() else {
         return ResourceFootprint { kept, ..ResourceFootprint::default() };
     };
@@ -96,8 +96,13 @@ fn of_member(member: &ClusterMember) -> ResourceFootprint {
     ResourceFootprint { descriptors, resident: peak_bytes(pid).unwrap_or(0), kept }
 }
 
+/// Bytes of the checkpoints and texts in a node's folder.
+pub(super) fn kept_bytes(folder: &Path) -> u64 {
+    KEPT.iter().filter_map(|name| bytes_below(&folder.join(name)).ok()).sum()
+}
+
 /// Files come and go meanwhile; a file that is gone is not counted.
-fn bytes_below(folder: &Path) -> io::Result<u64> {
+pub(super) fn bytes_below(folder: &Path) -> io::Result<u64> {
     let mut bytes = 0;
     for entry in fs::read_dir(folder)?.flatten() {
         match entry.metadata() {

@@ -37,5 +37,6 @@ pub mod replay;
 pub mod resident;
 pub mod run_monitor;
 pub mod small_disk;
+pub mod soak;
 pub mod system;
 pub mod undisturbed;

@@ -60,6 +60,28 @@ fn a_sample_with_damaged_disks_passes() {
     assert_eq!(account["findings"]["compared"], account["steps"]);
 }
 
+/// Stores obey retention on every node: what 60 checkpoints leave is what 30 left.
+#[test]
+fn a_sample_of_a_soak_is_flat_and_drawn() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_zbelastic"));
+    command.args(["chaos", "soak", "--preset", "tiny", "--checkpoints", "60", "--every", "10"]);
+    command.args(["--workers", "2", "--controllers", "1"]).current_dir(folder.path());
+    command.arg("--plot").arg(path("soak.svg")).arg("--report").arg(path("soak.json"));
+    let ended = command.output().expect("the binary runs");
+    let stdout = String::from_utf8_lossy(&ended.stdout);
+    assert!(ended.status.success(), "{}\n{stdout}", String::from_utf8_lossy(&ended.stderr));
+    assert!(stdout.contains("flat within one checkpoint"), "{stdout}");
+    let report = std::fs::read_to_string(path("soak.json")).expect("a report");
+    let report: Value = serde_json::from_str(&report).expect("it is JSON");
+    assert_eq!(report["nodes"].as_array().map(Vec::len), Some(3));
+    let samples = report["samples"].as_array().expect("samples");
+    assert!(samples.len() > 40, "{} samples", samples.len());
+    let svg = std::fs::read_to_string(path("soak.svg")).expect("a picture");
+    assert_eq!(svg.matches("<polyline").count(), 3);
+}
+
 #[test]
 fn a_demonstration_shows_its_kills_on_a_live_page() {
     let folder = tempfile::tempdir().expect("a folder");

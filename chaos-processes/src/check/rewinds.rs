@@ -63,6 +63,7 @@ pub(super) fn rewinds_of(log: &NodeLog<'_>) -> Vec<LoggedRewind> {
             | NodeEventKind::Halted { .. }
             | NodeEventKind::Done { .. }
             | NodeEventKind::Other
+            | NodeEventKind::Checkpoint { .. }
             | NodeEventKind::Torn { .. } => {}
         }
     }

@@ -5,6 +5,7 @@ use chaos_tests::args::{EXIT_CODES, SimArgs};
 use clap::{Args, Subcommand};
 use zbelastic_chaos_processes::args::{
     DEMO_EXIT_CODES, DemoArgs, MeasureArgs, ProcessRunArgs, RUN_EXIT_CODES, ReplayArgs,
+    SOAK_EXIT_CODES, SoakArgs,
 };
 
 use super::ui::PageAddress;
@@ -26,6 +27,9 @@ pub enum ChaosCommand {
     /// Train while workers come and go as those of a recorded fleet of spot machines did.
     #[command(after_help = REPLAY_EXAMPLES)]
     Replay(ReplayArgs),
+    /// Write thousands of checkpoints, and see that no node's disk fills.
+    #[command(after_help = soak_help())]
+    Soak(SoakArgs),
     /// Watch a run whose processes are killed end with the same weights as one that is left alone.
     #[command(after_help = demo_help())]
     Demo(WatchedDemoArgs),
@@ -69,6 +73,17 @@ Examples:
   zbelastic chaos demo --seconds 300 --workers 6
 
 {DEMO_EXIT_CODES}"
+    )
+}
+
+fn soak_help() -> String {
+    format!(
+        "\
+Examples:
+  zbelastic chaos soak --preset tiny --plot soak.svg          2,000 checkpoints, and a picture
+  zbelastic chaos soak --preset tiny --checkpoints 100 --every 2 --workers 2 --controllers 1
+
+{SOAK_EXIT_CODES}"
     )
 }
 

@@ -36,6 +36,9 @@ pub fn run(command: &ChaosCommand, out: &mut dyn Write) -> Result<ExitCode, Comm
         ChaosCommand::Replay(args) => {
             processes::replay(args, &own()?, &mut watch(out)?).map_err(stop_group)?
         }
+        ChaosCommand::Soak(args) => {
+            processes::soak(args, &own()?, &mut watch(out)?).map_err(stop_group)?
+        }
         ChaosCommand::Demo(args) => {
             let WatchedDemoArgs { demo, page } = args;
             processes::demo((demo, page.ui), &own()?, &mut watch(out)?).map_err(stop_group)?
