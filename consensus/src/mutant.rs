@@ -47,7 +47,7 @@ pub enum Mutant {
     M30CollectsByManifest,
     /// m31: a piece fails with the first node that does not keep it.
     M31FirstRefusalFails,
-    /// m32: bytes that came damaged from all holders together are requested from no holder alone.
+    /// m32: a list of hashes that is not that of the data ends a fetch, whoever else has it.
     M32DamageEndsFetch,
     /// m33: an item that is found damaged on the own disk is not reported.
     M33ScrubIsSilent,
@@ -83,6 +83,8 @@ pub enum Mutant {
     M52CandidateKept,
     /// m53: a worker that copies layers ahead reports them as sealed, whatever updates they lack.
     M53FollowedCountsAsSealed,
+    /// m54: a text that is damaged is fetched from a node that has all of it sound, or from none.
+    M54WholeCopiesOnly,
 }
 
 #[cfg(feature = "mutants")]

@@ -1,6 +1,8 @@
 //! The resources of this machine: cores, memory, disks, NVIDIA devices, its resolver of names, and
-//! how fast it multiplies.
+//! how fast it multiplies; and texts and weights on its disk, fetched and mended chunk by chunk.
 
+pub mod data_fetch;
+pub mod data_file;
 pub mod device;
 mod device_selector;
 pub mod layer_snapshot;

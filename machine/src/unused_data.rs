@@ -15,14 +15,15 @@ const UNUSED_KEPT: Duration = Duration::from_secs(3600);
 /// have lain there for an hour. Yields their bytes. A file that cannot be removed now is tried
 /// again after the next checkpoint.
 pub fn collect_data(folder: &Path, referred: &[Digest], now: SystemTime) -> u64 {
-    let kept: BTreeSet<String> = referred.iter().map(|hash| format!("{hash}.data")).collect();
+    let files = |hash: &Digest| [format!("{hash}.data"), format!("{hash}.chunks")];
+    let kept: BTreeSet<String> = referred.iter().flat_map(files).collect();
     let Ok(entries) = fs::read_dir(folder) else { return 0 };
     let mut freed = 0;
     for entry in entries.flatten() {
         let name = entry.file_name();
         let Some(name) = name.to_str() else { continue };
         // A file that was not written to its end is not used either.
-        let is_ours = name.ends_with(".data") || name.ends_with(".part");
+        let is_ours = [".data", ".chunks", ".part"].iter().any(|ending| name.ends_with(ending));
         let Ok(found) = entry.metadata() else { continue };
         let age = found.modified().ok().and_then(|at| now.duration_since(at).ok());
         let is_old = age.is_some_and(|age| age > UNUSED_KEPT);
@@ -47,8 +48,10 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = |name: &str| folder.path().join(name);
         let named = |byte: u8| format!("{}.data", Digest([byte; 32]));
-        for name in [named(1), named(2), named(3) + ".part", "notes.txt".to_owned()] {
-            fs::write(path(&name), [0; 10]).expect("writable");
+        let list = |byte: u8| format!("{}.chunks", Digest([byte; 32]));
+        let other = ["notes.txt".to_owned(), named(3) + ".part"];
+        for name in [named(1), list(1), named(2), list(2)].iter().chain(&other) {
+            fs::write(path(name), [0; 10]).expect("writable");
         }
         let now = SystemTime::now();
         assert_eq!(
@@ -57,10 +60,10 @@ mod tests {
             "it may be for the next"
         );
         let later = now + UNUSED_KEPT + Duration::from_secs(60);
-        assert_eq!(collect_data(folder.path(), &[Digest([1; 32])], later), 20);
+        assert_eq!(collect_data(folder.path(), &[Digest([1; 32])], later), 30);
         let there = |name: &str| path(name).exists();
-        assert!(there(&named(1)) && there("notes.txt"));
-        assert!(!there(&named(2)) && !there(&(named(3) + ".part")));
+        assert!(there(&named(1)) && there(&list(1)) && there("notes.txt"));
+        assert!(!there(&named(2)) && !there(&list(2)) && !there(&(named(3) + ".part")));
         assert_eq!(collect_data(&path("nowhere"), &[], later), 0);
     }
 }

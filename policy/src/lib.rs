@@ -12,6 +12,7 @@ pub mod aside;
 pub mod authority;
 pub mod collect;
 pub mod data;
+pub mod data_chunks;
 pub mod device_gauge;
 pub mod disk_space;
 pub mod frame_lane;

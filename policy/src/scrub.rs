@@ -10,6 +10,7 @@ use zbelastic_consensus::mutant::{self, Mutant};
 use zbelastic_types::{Bytes, Digest};
 
 use crate::data::DataName;
+use crate::data_chunks::{ChunkHasher, ChunkHashes, ChunkSize};
 use crate::piece::PieceRef;
 
 /// Texts and weights as they lie on a node's disk, each under the hash that its bytes should have.
@@ -25,6 +26,10 @@ pub trait DataFileAccess {
 
     /// Reads from an offset on as much as fits. Returns whether it could.
     fn read_at(file: &Self::File, offset: u64, into: &mut [u8]) -> bool;
+
+    /// Keeps the hashes of the chunks of one that is sound, if they are not there: should it be
+    /// damaged later, it is mended chunk by chunk.
+    fn keep_hashes(&self, hashes: &ChunkHashes);
 }
 
 /// Something that is damaged.
@@ -81,7 +86,7 @@ enum ScrubItem {
 /// The item that is being read, and the position in it.
 enum ScrubRead<F> {
     Piece { name: PieceName, record: PieceRecord, next: usize },
-    Data { name: DataName, file: F, at: u64, hasher: Box<blake3::Hasher> },
+    Data { name: DataName, file: F, at: u64, hasher: ChunkHasher },
 }
 
 impl<F> ScrubRead<F> {
@@ -180,7 +185,12 @@ impl<D: DataFileAccess> Scrubber<D> {
             ScrubItem::Data(hash) => {
                 let (file, length) = self.data.open(hash)?;
                 let name = DataName { hash, length };
-                Some(ScrubRead::Data { name, file, at: 0, hasher: Box::default() })
+                Some(ScrubRead::Data {
+                    name,
+                    file,
+                    at: 0,
+                    hasher: ChunkHasher::new(ChunkSize::BULK),
+                })
             }
         }
     }
@@ -210,7 +220,7 @@ impl<D: DataFileAccess> Scrubber<D> {
         &mut self,
         (name, file): (DataName, D::File),
         at: u64,
-        mut hasher: Box<blake3::Hasher>,
+        mut hasher: ChunkHasher,
     ) -> Option<CorruptItem> {
         let mut bytes = vec![0; (name.length - at).min(CHUNK_BYTES as u64) as usize];
         let is_read = D::read_at(&file, at, &mut bytes);
@@ -220,7 +230,11 @@ impl<D: DataFileAccess> Scrubber<D> {
             self.reading = Some(ScrubRead::Data { name, file, at, hasher });
             return None;
         }
-        let is_sound = is_read && hasher.finalize().as_bytes() == &name.hash.0;
+        let hashes = hasher.finish();
+        let is_sound = is_read && hashes.name() == name;
+        if is_sound {
+            self.data.keep_hashes(&hashes);
+        }
         (!is_sound).then_some(CorruptItem::Data(name))
     }
 }

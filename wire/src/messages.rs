@@ -334,6 +334,9 @@ pub enum BulkKey {
     Piece(PieceRef),
     /// Text, or weights to begin with.
     Data(Digest),
+    /// The hashes of the chunks of such data, as a list: [`zbelastic_policy::data_chunks`]. Programs
+    /// that do not know it answer as if they did not have it.
+    DataHashes(Digest),
 }
 
 /// A message encoded as a vector of bytes.

@@ -300,13 +300,17 @@ impl HousekeepingChecker {
         let mut late = None;
         for member in cluster.members.values().filter(|member| !member.is_hostile) {
             let node = member.node;
-            let mut others = cluster.members.values().filter(|other| other.is_honest_and_up());
+            let others = cluster.members.values().filter(|other| other.is_honest_and_up());
             let known = member.process.roster.holders(&member.process.contacts);
-            let is_there = others.any(|other| {
+            let others = others.filter(|other| {
                 cluster.is_linked(node, other.node)
                     && known.contains(&other.node)
-                    && has_sound(other)
+                    && other.texts.get(name.hash).is_some()
             });
+            let sources: Vec<&HousekeepingMember> = others.chain([member]).collect();
+            // Each chunk is sound at one of them.
+            let is_there = (0..cluster.text_chunks())
+                .all(|chunk| sources.iter().any(|source| cluster.has_chunk(source, chunk)));
             let can = member.is_up() && is_there;
             let is_missing = member.texts.get(name.hash).is_none();
             let (since, limit) = if is_missing {
@@ -327,7 +331,11 @@ impl HousekeepingChecker {
             }
         }
         if let Some((node, since)) = late {
-            let message = || format!("n{node} has no sound text since {since}, and others have");
+            let message = || {
+                format!(
+                    "n{node} has no sound text since {since}, and each chunk is sound somewhere"
+                )
+            };
             self.broken(Invariant::H3, message);
         }
     }

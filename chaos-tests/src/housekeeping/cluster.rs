@@ -8,15 +8,19 @@ use zbelastic_checkpoint::{CheckpointId, CheckpointStore, Manifest, PieceName};
 use zbelastic_consensus::member::Role;
 use zbelastic_identity::UnixSeconds;
 use zbelastic_policy::data::{DataFetchOutcome, DataName};
+use zbelastic_policy::data_chunks::ChunkHashes;
 use zbelastic_policy::piece::PieceRef;
 use zbelastic_policy::trust::{ClaimContext, MemberClaim, check_claim};
 use zbelastic_trainer::elastic::{LayerImage, layer_digest};
+use zbelastic_transport::ChunkCheck;
 use zbelastic_types::{Bytes, Digest, LayerId, NodeId, StageIndex, Step};
 
 use super::agreed::{AgreedState, RUN};
+use super::disk::TEXT_CHUNK;
 use super::member::{HousekeepingMember, MemberProcessState, peer_role};
 use super::options::HousekeepingOptions;
 use super::plans::PlanHistory;
+use super::texts::TextRequest;
 use super::world::{MemberMessage, SECOND_US};
 use crate::queue::VirtualTime;
 
@@ -34,6 +38,8 @@ pub(super) struct HousekeepingCluster {
     pub(super) plans: PlanHistory,
     /// The hash and length of the text that every member keeps.
     pub(super) text_name: DataName,
+    /// The hashes of its chunks.
+    pub(super) text_hashes: ChunkHashes,
     /// Hours that passed at once.
     pub(super) skipped_s: u64,
     /// Bytes of all layers of a checkpoint.
@@ -156,23 +162,77 @@ impl HousekeepingCluster {
         check_claim((from, peer_role(self.members[&from].role)), claim, known).is_ok()
     }
 
-    /// What comes of requesting from these at once: chunks come from all that have it, so one
-    /// damaged copy spoils the whole.
-    pub(super) fn served_text(&self, node: NodeId, requested: &[NodeId]) -> DataFetchOutcome {
-        let name = self.text_name;
-        let there = requested.iter().filter(|other| self.is_linked(node, **other));
-        let there = there.filter_map(|other| self.members.get(other).filter(|m| m.is_up()));
-        let copies: Vec<bool> = there
-            .filter_map(|member| {
-                let copy = member.texts.get(name.hash)?;
-                Some(!member.is_hostile && DataName::of(&copy) == name)
-            })
-            .collect();
-        match copies.iter().position(|is_sound| !is_sound) {
-            Some(_) => DataFetchOutcome::Damaged,
-            None if copies.is_empty() => DataFetchOutcome::Missing,
-            None => DataFetchOutcome::Sound,
+    /// The result of a request of a node for hashes, chunks or all of the text.
+    pub(super) fn served_text(&self, node: NodeId, request: &TextRequest) -> DataFetchOutcome {
+        match request {
+            TextRequest::Hashes(other) => self.served_hashes(node, *other),
+            TextRequest::Chunks(others) => self.served_chunks(node, others),
+            TextRequest::Whole(other) => self.served_whole(node, *other),
         }
+    }
+
+    /// The node with this id, if `node` is connected to it.
+    fn reached(&self, node: NodeId, other: NodeId) -> Option<&HousekeepingMember> {
+        let is_linked = self.is_linked(node, other);
+        self.members.get(&other).filter(|member| is_linked && member.is_up())
+    }
+
+    fn served_hashes(&self, node: NodeId, other: NodeId) -> DataFetchOutcome {
+        let name = self.text_name;
+        let there = self.reached(node, other);
+        let found = there.and_then(|member| Some((member, member.texts.hashes(name.hash)?)));
+        match found {
+            None => DataFetchOutcome::Missing,
+            Some((member, _)) if member.is_hostile => DataFetchOutcome::Damaged(vec![other]),
+            Some(_) => DataFetchOutcome::Sound { damaged: Vec::new() },
+        }
+    }
+
+    fn served_whole(&self, node: NodeId, other: NodeId) -> DataFetchOutcome {
+        let name = self.text_name;
+        let there = self.reached(node, other);
+        let found = there.and_then(|member| Some((member, member.texts.get(name.hash)?)));
+        match found {
+            None => DataFetchOutcome::Missing,
+            Some((member, copy)) if !member.is_hostile && DataName::of(&copy) == name => {
+                DataFetchOutcome::Sound { damaged: Vec::new() }
+            }
+            Some(_) => DataFetchOutcome::Damaged(vec![other]),
+        }
+    }
+
+    /// Each chunk that is not sound here comes from any of these that has it sound.
+    fn served_chunks(&self, node: NodeId, others: &[NodeId]) -> DataFetchOutcome {
+        let lacks = |chunk: &u64| !self.has_chunk(&self.members[&node], *chunk);
+        let wanted: Vec<u64> = (0..self.text_chunks()).filter(lacks).collect();
+        let there = others.iter().filter_map(|other| self.reached(node, *other));
+        let there: Vec<_> =
+            there.filter(|member| member.texts.get(self.text_name.hash).is_some()).collect();
+        let is_whole = |member: &HousekeepingMember| {
+            wanted.iter().all(|chunk| !member.is_hostile && self.has_chunk(member, *chunk))
+        };
+        let damaged = there.iter().filter(|member| !is_whole(member));
+        let damaged: Vec<NodeId> = damaged.map(|member| member.node).collect();
+        let is_served = wanted.iter().all(|chunk| {
+            there.iter().any(|member| !member.is_hostile && self.has_chunk(member, *chunk))
+        });
+        match is_served {
+            true => DataFetchOutcome::Sound { damaged },
+            false if damaged.is_empty() => DataFetchOutcome::Missing,
+            false => DataFetchOutcome::Damaged(damaged),
+        }
+    }
+
+    /// Number of chunks of the text.
+    pub(super) fn text_chunks(&self) -> u64 {
+        TEXT_CHUNK.count(self.text_name.length)
+    }
+
+    /// Whether a chunk of a member's copy of the text is sound.
+    pub(super) fn has_chunk(&self, member: &HousekeepingMember, chunk: u64) -> bool {
+        let Some(copy) = member.texts.get(self.text_name.hash) else { return false };
+        let mut chunks = copy.chunks(TEXT_CHUNK.bytes() as usize);
+        chunks.nth(chunk as usize).is_some_and(|bytes| self.text_hashes.is_sound(chunk, bytes))
     }
 
     /// A member that runs and is not hostile.

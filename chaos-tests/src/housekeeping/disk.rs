@@ -10,6 +10,7 @@ use std::sync::Arc;
 use zbelastic_checkpoint::faults::{FileIndex, PowerLoss, SimulatedDisk};
 use zbelastic_checkpoint::files::{FileSystem, OpenFile};
 use zbelastic_checkpoint::{CheckpointStore, CheckpointStoreError, FolderStore, PieceName};
+use zbelastic_policy::data_chunks::{ChunkHashes, ChunkSize};
 use zbelastic_policy::disk_space::DiskSpace;
 use zbelastic_policy::scrub::DataFileAccess;
 use zbelastic_types::{Bytes, Digest};
@@ -21,20 +22,39 @@ const ROWS: &str = "/node/store/index/rows";
 /// The store of a life.
 pub type MemberStore = FolderStore<FileIndex>;
 
+/// Bytes of a chunk of a text: a text of a life has several.
+pub const TEXT_CHUNK: ChunkSize = ChunkSize::of(1024);
+
 /// Texts of a member, by the hash that they should have.
 #[derive(Clone, Debug, Default)]
-pub struct MemberTexts(Rc<RefCell<BTreeMap<Digest, Rc<Vec<u8>>>>>);
+pub struct MemberTexts {
+    files: Rc<RefCell<BTreeMap<Digest, Rc<Vec<u8>>>>>,
+    /// The hashes of their chunks, kept since they were sound.
+    hashes: Rc<RefCell<BTreeMap<Digest, ChunkHashes>>>,
+}
 
 impl MemberTexts {
-    /// Stores a text under its hash.
+    /// Stores a text under its hash, with the hashes of its chunks.
     pub fn put(&self, hash: Digest, bytes: Vec<u8>) {
-        self.0.borrow_mut().insert(hash, Rc::new(bytes));
+        self.hashes.borrow_mut().insert(hash, ChunkHashes::of(&bytes, TEXT_CHUNK));
+        self.damage(hash, bytes);
+    }
+
+    /// Other bytes lie under the hash of a text.
+    pub fn damage(&self, hash: Digest, bytes: Vec<u8>) {
+        self.files.borrow_mut().insert(hash, Rc::new(bytes));
+    }
+
+    /// The hashes of the chunks of a text, if it was here.
+    #[must_use]
+    pub fn hashes(&self, hash: Digest) -> Option<ChunkHashes> {
+        self.hashes.borrow().get(&hash).cloned()
     }
 
     /// The bytes that lie under a hash.
     #[must_use]
     pub fn get(&self, hash: Digest) -> Option<Rc<Vec<u8>>> {
-        self.0.borrow().get(&hash).cloned()
+        self.files.borrow().get(&hash).cloned()
     }
 }
 
@@ -42,7 +62,7 @@ impl DataFileAccess for MemberTexts {
     type File = Rc<Vec<u8>>;
 
     fn list(&self) -> Vec<Digest> {
-        self.0.borrow().keys().copied().collect()
+        self.files.borrow().keys().copied().collect()
     }
 
     fn open(&self, hash: Digest) -> Option<(Self::File, u64)> {
@@ -56,6 +76,9 @@ impl DataFileAccess for MemberTexts {
         let there = file.get(start..start + into.len());
         there.map(|bytes| into.copy_from_slice(bytes)).is_some()
     }
+
+    /// They are kept with each text that is put here.
+    fn keep_hashes(&self, _: &ChunkHashes) {}
 }
 
 /// The disk of a member, in memory.

@@ -212,9 +212,9 @@ impl MemberFaults {
         let member = &env.cluster.members[&node];
         let Some(text) = member.texts.get(hash) else { return };
         let mut bytes = text.to_vec();
-        let at = bytes.len() / 3;
+        let at = (draw >> 8) as usize % bytes.len();
         bytes[at] ^= 4;
-        member.texts.put(hash, bytes);
+        member.texts.damage(hash, bytes);
         env.check.note_rotten_text(node, env.cluster.now);
     }
 

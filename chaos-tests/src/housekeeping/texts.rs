@@ -11,6 +11,17 @@ use super::world::{HousekeepingEvent, MemberMessage};
 /// From one attempt to fetch a text to the next.
 const TEXT_EVERY_US: u64 = 2_000_000;
 
+/// A part of the text that is requested, and the members that get the request.
+#[derive(Clone, Debug)]
+pub(super) enum TextRequest {
+    /// The hashes of its chunks.
+    Hashes(NodeId),
+    /// Chunks that are missing or damaged.
+    Chunks(Vec<NodeId>),
+    /// All of it.
+    Whole(NodeId),
+}
+
 /// Fetches the text of a life for members that lack it.
 pub(super) struct TextFetches {
     /// The sound bytes of the text.
@@ -51,7 +62,8 @@ impl TextFetches {
         if member.process.fetch.is_some() || is_sound || holders.is_empty() {
             return;
         }
-        let (fetch, next) = DataFetch::new(holders);
+        let has_hashes = member.texts.hashes(name.hash).is_some();
+        let (fetch, next) = DataFetch::new(holders, has_hashes);
         member.process.fetch = Some(fetch);
         self.continue_fetch(env, node, next);
     }
@@ -63,14 +75,16 @@ impl TextFetches {
         next: DataFetchAction,
     ) {
         let name = env.cluster.text_name;
-        let life = env.cluster.members[&node].life;
+        let mut request = |request| {
+            let outcome = env.cluster.served_text(node, &request);
+            let at = env.cluster.now.after(env.latency() + env.draws.between(1000, 200_000));
+            let life = env.cluster.members[&node].life;
+            env.queue.push(at, HousekeepingEvent::Texts { at: (node, life), request, outcome });
+        };
         match next {
-            DataFetchAction::Request(requested) => {
-                let outcome = env.cluster.served_text(node, &requested);
-                let at = env.cluster.now.after(env.latency() + env.draws.between(1000, 200_000));
-                env.queue
-                    .push(at, HousekeepingEvent::Texts { at: (node, life), requested, outcome });
-            }
+            DataFetchAction::RequestHashes(from) => request(TextRequest::Hashes(from)),
+            DataFetchAction::RequestChunks(from) => request(TextRequest::Chunks(from)),
+            DataFetchAction::RequestWhole(from) => request(TextRequest::Whole(from)),
             DataFetchAction::Done { damaged } => {
                 let text = self.text.clone();
                 let member = env.cluster.members.get_mut(&node).expect("a member");
@@ -94,13 +108,13 @@ impl TextFetches {
         &self,
         env: &mut HousekeepingSurroundings<'_>,
         at: (NodeId, u64),
-        requested: &[NodeId],
+        request: &TextRequest,
         outcome: DataFetchOutcome,
     ) {
         let Some(member) = env.cluster.process(at) else { return };
         let Some(fetch) = &mut member.process.fetch else { return };
-        let next = fetch.note(outcome);
-        env.line(|| format!("n{} asked {requested:?} for the text: {outcome:?}", at.0));
+        let next = fetch.note(outcome.clone());
+        env.line(|| format!("n{} requested {request:?} of the text: {outcome:?}", at.0));
         self.continue_fetch(env, at.0, next);
     }
 }

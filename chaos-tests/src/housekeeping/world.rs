@@ -10,12 +10,14 @@ use std::sync::Arc;
 use zbelastic_consensus::contacts::Contacts;
 use zbelastic_consensus::member::Role;
 use zbelastic_policy::data::{DataFetchOutcome, DataName};
+use zbelastic_policy::data_chunks::ChunkHashes;
 use zbelastic_policy::piece::{PieceRef, StoreReferences};
 use zbelastic_types::{Bytes, NodeId, Step};
 
 use super::agreed::AgreedState;
 use super::check::{HousekeepingChecker, HousekeepingMarker};
 use super::cluster::HousekeepingCluster;
+use super::disk::TEXT_CHUNK;
 use super::fault_injection::MemberFaults;
 use super::hostile::HostileMember;
 use super::keeping::MemberKeeping;
@@ -26,7 +28,7 @@ use super::pieces::MemberCheckpoints;
 use super::plans::PlanHistory;
 use super::rotation::RotationReports;
 use super::surroundings::HousekeepingSurroundings;
-use super::texts::TextFetches;
+use super::texts::{TextFetches, TextRequest};
 use crate::log::EventLog;
 use crate::queue::{VirtualTime, VirtualTimeQueue};
 use crate::random::{DrawPurpose, Draws};
@@ -81,7 +83,7 @@ pub(super) enum HousekeepingEvent {
     Message { from: NodeId, to: NodeId, message: MemberMessage },
     Written { at: (NodeId, u64), piece: PieceRef },
     Fetched { at: (NodeId, u64), from: NodeId, piece: PieceRef, reason: FetchReason },
-    Texts { at: (NodeId, u64), requested: Vec<NodeId>, outcome: DataFetchOutcome },
+    Texts { at: (NodeId, u64), request: TextRequest, outcome: DataFetchOutcome },
     Renewed { at: (NodeId, u64), is_at_door: bool },
     Restart { node: NodeId },
     Resume { node: NodeId },
@@ -138,6 +140,7 @@ impl<'a> HousekeepingWorld<'a> {
             links: BTreeSet::new(),
             agreed: AgreedState::new(options.controllers, first + JOINS_MAX, options.is_ephemeral),
             text_name: DataName::of(&text),
+            text_hashes: ChunkHashes::of(&text, TEXT_CHUNK),
             skipped_s: 0,
             options,
         };
@@ -231,8 +234,8 @@ impl<'a> HousekeepingWorld<'a> {
             HousekeepingEvent::Fetched { at, from, piece, reason } => {
                 self.keeping.handle_fetched(&mut self.env, at, (from, piece), reason);
             }
-            HousekeepingEvent::Texts { at, requested, outcome } => {
-                self.texts.handle_text(&mut self.env, at, &requested, outcome)
+            HousekeepingEvent::Texts { at, request, outcome } => {
+                self.texts.handle_text(&mut self.env, at, &request, outcome)
             }
             HousekeepingEvent::Renewed { at, is_at_door } => {
                 self.env.handle_renewed(at, is_at_door)

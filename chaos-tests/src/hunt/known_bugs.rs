@@ -18,7 +18,7 @@ pub enum KnownBug {
 
 impl KnownBug {
     /// All of them, by their numbers.
-    pub const ALL: [Self; 54] = [
+    pub const ALL: [Self; 55] = [
         Self::Bug(Bug::M1AckBeforeSync),
         Self::Mutant(Mutant::M2TurnUnchecked),
         Self::Bug(Bug::M3MomentsNotRestored),
@@ -68,6 +68,7 @@ impl KnownBug {
         Self::Bug(Bug::M51ReroutedLaneLeftOut),
         Self::Mutant(Mutant::M52CandidateKept),
         Self::Mutant(Mutant::M53FollowedCountsAsSealed),
+        Self::Mutant(Mutant::M54WholeCopiesOnly),
         Self::Bug(Bug::M55SumNotGathered),
         Self::Mutant(Mutant::R2GenerationUnchecked),
         Self::Mutant(Mutant::R3SealedBeforeHeld),
@@ -128,6 +129,7 @@ impl KnownBug {
             Self::Bug(Bug::M51ReroutedLaneLeftOut) => "m51",
             Self::Mutant(Mutant::M52CandidateKept) => "m52",
             Self::Mutant(Mutant::M53FollowedCountsAsSealed) => "m53",
+            Self::Mutant(Mutant::M54WholeCopiesOnly) => "m54",
             Self::Bug(Bug::M55SumNotGathered) => "m55",
             Self::Mutant(Mutant::R2GenerationUnchecked) => "R2",
             Self::Mutant(Mutant::R3SealedBeforeHeld) => "R3",
@@ -210,7 +212,7 @@ impl KnownBug {
                 "a piece fails with the first node that does not keep it"
             }
             Self::Mutant(Mutant::M32DamageEndsFetch) => {
-                "a text that came damaged from all together is requested of no single node"
+                "hashes of a text that are damaged at one node are requested of no other"
             }
             Self::Mutant(Mutant::M33ScrubIsSilent) => {
                 "what is found damaged on the own disk is not reported"
@@ -268,6 +270,9 @@ impl KnownBug {
             }
             Self::Mutant(Mutant::M53FollowedCountsAsSealed) => {
                 "what is copied ahead counts as sealed, whatever updates it lacks"
+            }
+            Self::Mutant(Mutant::M54WholeCopiesOnly) => {
+                "a damaged text comes from a node with all of it sound, or not at all"
             }
             Self::Bug(Bug::M55SumNotGathered) => {
                 "the sums of floats that other replicas added are not gathered"
@@ -343,9 +348,9 @@ impl KnownBug {
             Self::Mutant(Mutant::M31FirstRefusalFails)
             | Self::Mutant(Mutant::M49KeepingForEver) => &[Invariant::H2],
             Self::Mutant(Mutant::M50AuthorityForgotten) => &[Invariant::H13],
-            Self::Mutant(Mutant::M32DamageEndsFetch) | Self::Mutant(Mutant::M33ScrubIsSilent) => {
-                &[Invariant::H3]
-            }
+            Self::Mutant(Mutant::M32DamageEndsFetch)
+            | Self::Mutant(Mutant::M33ScrubIsSilent)
+            | Self::Mutant(Mutant::M54WholeCopiesOnly) => &[Invariant::H3],
             Self::Mutant(Mutant::M34FirstNodesOnly) => &[Invariant::H6],
             Self::Mutant(Mutant::M35DamagedIndexRefuses) => &[Invariant::H9],
             Self::Mutant(Mutant::M36AnyCloseEnds) | Self::Mutant(Mutant::M39LossOfAnybody) => {

@@ -1,8 +1,9 @@
 //! Rows of the tables that nothing is about any longer: an arrow that no manifest has, an owner that does
 //! not name its crate, a prefix below which no source does. Such a row allows what nobody decided.
 
+use super::arrows::{APART, ARROWS, FOR_TESTS, PURE};
 use super::members::members;
-use super::tables::{APART, ARROWS, FENCES, FOR_TESTS, Fence, PURE};
+use super::tables::{FENCES, Fence};
 use super::{PackageDependency, SourceFile, code, dependencies, names_crate, nothing, ours};
 
 /// The name of a package by its folder.

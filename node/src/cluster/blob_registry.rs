@@ -45,7 +45,7 @@ impl BlobRegistry {
     pub fn withdraw_ahead(&self, is_copied: impl Fn(LayerId) -> bool) {
         self.layers.retain_once(|key| match key {
             BulkKey::Layer { layer, .. } => is_copied(*layer),
-            BulkKey::Piece(_) | BulkKey::Data(_) => true,
+            BulkKey::Piece(_) | BulkKey::Data(_) | BulkKey::DataHashes(_) => true,
         });
     }
 
@@ -61,7 +61,7 @@ impl BlobRegistry {
     pub fn clear_before(&self, now: Generation) {
         self.layers.retain(|key| match key {
             BulkKey::Layer { generation, .. } => *generation >= now,
-            BulkKey::Piece(_) | BulkKey::Data(_) => true,
+            BulkKey::Piece(_) | BulkKey::Data(_) | BulkKey::DataHashes(_) => true,
         });
     }
 

@@ -18,6 +18,7 @@ use zbelastic_checkpoint::{
     CheckpointStore, CheckpointStoreError, Manifest, SledStore, aside_folders, collect_asides,
 };
 use zbelastic_identity::random_number;
+use zbelastic_machine::data_file::{FileBody, served_hashes};
 use zbelastic_machine::disk_usage;
 use zbelastic_machine::layer_snapshot::LayerSnapshot;
 use zbelastic_policy::aside::AsideRetention;
@@ -36,7 +37,6 @@ use zbelastic_wire::{
 };
 
 use super::activity::WorkCounter;
-use super::data::FileBody;
 use super::disk_space::{DiskSpace, DiskSpaceShortage};
 use super::scrub::scrub;
 use super::stores::{OpenStores, StoreOpenError};
@@ -297,6 +297,9 @@ impl CheckpointThread {
                 Some(Arc::new(PieceBody::new(store, record)))
             }
             BulkKey::Data(hash) => Some(Arc::new(FileBody::open(&self.data_path(*hash)).ok()?)),
+            BulkKey::DataHashes(hash) => {
+                Some(Arc::new(served_hashes(&self.data_path(*hash), *hash)?))
+            }
         }
     }
 

@@ -1,31 +1,22 @@
 //! Text and weights: from this node's disk, from a path on the command line, or from the nodes that
 //! have them.
 
-use std::fs::{self, File};
-use std::io;
-use std::os::unix::fs::FileExt;
-use std::path::Path;
 use std::sync::Arc;
 
 use zbelastic_data::cursor::CursorError;
 use zbelastic_data::store::StoreError;
 use zbelastic_data::training_data::TrainingData;
-use zbelastic_machine::disk_usage;
-use zbelastic_policy::data::{DataFetch, DataFetchAction, DataFetchOutcome};
-use zbelastic_policy::disk_space::DiskSpaceShortage;
+use zbelastic_machine::data_fetch::{DataFetchError, DataKeys, WantedData};
 use zbelastic_trainer::data::CorpusError;
 use zbelastic_trainer::hf::{ImportError, import_initial};
 use zbelastic_trainer::stage::InitialWeights;
-use zbelastic_transport::{BulkBody, BulkError, BulkFetch, Transport};
-use zbelastic_types::{Bytes, Digest, NodeId};
-use zbelastic_whole_file as whole_file;
+use zbelastic_transport::Transport;
+use zbelastic_types::NodeId;
 use zbelastic_wire::document::{DataName, NamedJob};
 use zbelastic_wire::{self as wire, BulkKey};
 
+use super::activity::WorkCounter;
 use super::checkpoint_thread::CheckpointThread;
-
-/// Bytes of a text or of weights at most; as for a run in one process.
-pub const DATA_BYTES_MAX: u64 = 64 << 30;
 
 /// The text and the weights that a job is built from.
 pub struct FetchedJob {
@@ -66,45 +57,12 @@ struct FetchedData {
 /// Why a job cannot be built.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
-    /// The text or the weights are larger than allowed.
-    #[error("{found} bytes, at most {DATA_BYTES_MAX}")]
-    Size {
-        /// The named length, in bytes.
-        found: u64,
-    },
-    /// No holder serves it.
-    #[error("no node has {hash}: {error}")]
-    Fetch {
-        /// The hash that was requested.
-        hash: Digest,
-        /// Why the fetch from its holders failed.
-        error: BulkError,
-    },
-    /// The bytes that arrived have another hash.
-    #[error("requested {expected}, received {found}")]
-    Other {
-        /// The hash that was requested.
-        expected: Digest,
-        /// The hash of the bytes that arrived.
-        found: Digest,
-    },
-    /// The copies of all its holders are damaged.
-    #[error("{hash} is damaged on all nodes that have it: {nodes:?}; upload it again")]
-    AllDamaged {
-        /// The hash that was requested.
-        hash: Digest,
-        /// The nodes with damaged copies.
-        nodes: Vec<NodeId>,
-    },
-    /// A thread that hashed or wrote it panicked.
+    /// The text, the weights or a shard cannot be had.
+    #[error(transparent)]
+    Data(#[from] DataFetchError),
+    /// A thread that read stores panicked.
     #[error("the thread that checked it ended")]
     Interrupted,
-    /// It cannot be kept on the disk.
-    #[error("it cannot be kept: {0}")]
-    Disk(#[from] io::Error),
-    /// The disk has no space for it.
-    #[error("it cannot be kept: {0}")]
-    Room(#[from] DiskSpaceShortage),
     /// The text cannot be trained on.
     #[error("the text: {0}")]
     Corpus(#[from] CorpusError),
@@ -164,126 +122,33 @@ async fn read_local(name: DataName, paths: Vec<String>) -> Option<Vec<u8>> {
     (DataName::of(&text.bytes) == name).then_some(text.bytes)
 }
 
-/// Gets bytes by their hash: from this node's disk, or from others. If the bytes that arrived from
-/// all of them together have another hash, one copy is damaged: it is fetched from each holder
-/// alone then, until one is sound.
-///
-/// # Errors
-/// If no node has them.
+/// Gets bytes by their hash: from this node's disk, and what is missing or damaged there from
+/// others.
 async fn fetch_data(
     name: DataName,
     transport: &Transport,
     checkpoint_thread: &CheckpointThread,
     holders: Vec<NodeId>,
 ) -> Result<FetchedData, FetchError> {
-    if name.length > DATA_BYTES_MAX {
-        return Err(FetchError::Size { found: name.length });
-    }
+    let (bytes, nodes) = wanted(name, (transport, checkpoint_thread), holders).read().await?;
+    Ok(FetchedData { bytes, damaged: damaged_copies(name, nodes) })
+}
+
+/// Data that is to lie in this node's folder, and may be fetched from these.
+pub(super) fn wanted<'a>(
+    name: DataName,
+    (connections, checkpoint_thread): (&'a Transport, &CheckpointThread),
+    holders: Vec<NodeId>,
+) -> WantedData<'a, Transport> {
+    let keys = DataKeys {
+        bytes: wire::encode(&BulkKey::Data(name.hash)),
+        hashes: wire::encode(&BulkKey::DataHashes(name.hash)),
+    };
     let path = checkpoint_thread.data_path(name.hash);
-    let own = path.clone();
-    let own = tokio::task::spawn_blocking(move || read_if_same(&own, name)).await;
-    if let Ok(Some(bytes)) = own {
-        return Ok(FetchedData { bytes, damaged: Vec::new() });
-    }
-    let fetch = |nodes| fetch_from(name, transport, nodes);
-    let (bytes, damaged) = fetch_from_some(name, holders, fetch).await?;
-    let written = tokio::task::spawn_blocking(move || {
-        // A node with no space for it keeps it in memory, and requests it again after the next
-        // start.
-        let space = disk_usage(path.parent().unwrap_or(Path::new(".")));
-        if space.is_ok_and(|space| space.check(Bytes(name.length)).is_ok()) {
-            let _ = whole_file::write(&path, &bytes);
-        }
-        FetchedData { bytes, damaged }
-    });
-    written.await.map_err(|_| FetchError::Interrupted)
+    WantedData { name, keys, path, connections, holders, progress: WorkCounter::default() }
 }
 
-async fn fetch_from(
-    name: DataName,
-    transport: &Transport,
-    holders: Vec<NodeId>,
-) -> Result<Vec<u8>, FetchError> {
-    let DataName { hash, length } = name;
-    let key = wire::encode(&BulkKey::Data(hash));
-    let fetch = BulkFetch { holders, key, length, progress: None };
-    let bytes = transport.fetch_bulk(fetch).await;
-    let bytes = bytes.map_err(|error| FetchError::Fetch { hash, error })?;
-    let hashed = tokio::task::spawn_blocking(move || (DataName::of(&bytes).hash, bytes)).await;
-    let (found, bytes) = hashed.map_err(|_| FetchError::Interrupted)?;
-    if found == hash { Ok(bytes) } else { Err(FetchError::Other { expected: hash, found }) }
-}
-
-/// Fetches data with `fetch`, from all holders, or if one of them has a damaged copy from each alone
-/// until one is sound. Yields the copies that were found damaged.
-///
-/// # Errors
-/// If no node has it.
-pub(super) async fn fetch_from_some<T, F: Future<Output = Result<T, FetchError>>>(
-    name: DataName,
-    holders: Vec<NodeId>,
-    fetch: impl Fn(Vec<NodeId>) -> F,
-) -> Result<(T, Vec<DamagedCopy>), FetchError> {
-    let copies = |nodes: Vec<NodeId>| nodes.into_iter().map(|node| DamagedCopy { node, name });
-    let (mut decision, mut next) = DataFetch::new(holders);
-    let mut last = Err(FetchError::Interrupted);
-    let mut attempts = 0;
-    loop {
-        match next {
-            DataFetchAction::Request(nodes) => {
-                last = fetch(nodes).await;
-                attempts += 1;
-                next = decision.note(match &last {
-                    Ok(_) => DataFetchOutcome::Sound,
-                    Err(FetchError::Other { .. }) => DataFetchOutcome::Damaged,
-                    Err(_) => DataFetchOutcome::Missing,
-                });
-            }
-            DataFetchAction::Done { damaged } => {
-                let damaged = copies(damaged).collect();
-                return last.map(|fetched| (fetched, damaged));
-            }
-            DataFetchAction::Failed { damaged: nodes } if attempts > 1 => {
-                return Err(FetchError::AllDamaged { hash: name.hash, nodes });
-            }
-            DataFetchAction::Failed { .. } => return last.map(|fetched| (fetched, Vec::new())),
-        }
-    }
-}
-
-/// The bytes of a file, if they are these.
-fn read_if_same(path: &Path, name: DataName) -> Option<Vec<u8>> {
-    if fs::metadata(path).ok()?.len() != name.length {
-        return None;
-    }
-    let bytes = fs::read(path).ok()?;
-    (DataName::of(&bytes) == name).then_some(bytes)
-}
-
-/// A file as others fetch it.
-pub struct FileBody {
-    file: File,
-    length: u64,
-}
-
-impl FileBody {
-    /// The body of a file.
-    ///
-    /// # Errors
-    /// If it cannot be opened.
-    pub fn open(path: &Path) -> io::Result<Self> {
-        let file = File::open(path)?;
-        let length = file.metadata()?.len();
-        Ok(Self { file, length })
-    }
-}
-
-impl BulkBody for FileBody {
-    fn len(&self) -> u64 {
-        self.length
-    }
-
-    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        self.file.read_exact_at(into, offset)
-    }
+/// The damaged copies of these nodes.
+pub(super) fn damaged_copies(name: DataName, nodes: Vec<NodeId>) -> Vec<DamagedCopy> {
+    nodes.into_iter().map(|node| DamagedCopy { node, name }).collect()
 }

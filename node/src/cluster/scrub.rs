@@ -13,6 +13,8 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use zbelastic_api::HexDigest;
 use zbelastic_identity::UnixSeconds;
+use zbelastic_machine::data_file::keep_hashes;
+use zbelastic_policy::data_chunks::ChunkHashes;
 use zbelastic_policy::scrub::{CorruptItem, DataFileAccess, ScrubPass, ScrubReport, Scrubber};
 use zbelastic_transport::Transport;
 use zbelastic_types::{Bytes, Digest, NodeId};
@@ -101,6 +103,10 @@ impl DataFileAccess for DataFiles {
 
     fn read_at(file: &File, offset: u64, into: &mut [u8]) -> bool {
         file.read_exact_at(into, offset).is_ok()
+    }
+
+    fn keep_hashes(&self, hashes: &ChunkHashes) {
+        keep_hashes(&self.0.join(format!("{}.data", hashes.name().hash)), hashes);
     }
 }
 

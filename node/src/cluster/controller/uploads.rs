@@ -12,10 +12,12 @@ use zbelastic_wire::document::DataName;
 
 use super::answers::not_found;
 use super::ports::{ControllerCompletion, ControllerTasks};
-use crate::cluster::data::DATA_BYTES_MAX;
 use crate::cluster::disk_space::DiskSpaceShortage;
 use zbelastic_api::{ApiAnswer, ApiRefusal, HexDigest, ResourceKind, UploadProgress, WrongState};
+use zbelastic_machine::data_fetch::DATA_BYTES_MAX;
+use zbelastic_machine::data_file::keep_hashes;
 use zbelastic_machine::disk_usage;
+use zbelastic_policy::data_chunks::{ChunkHasher, ChunkSize};
 use zbelastic_whole_file as whole_file;
 
 /// Uploads under way at once; for another one the first that is not being written to is given up.
@@ -49,7 +51,7 @@ pub(super) struct UploadFile {
     file: File,
     partial_path: PathBuf,
     path: PathBuf,
-    hasher: blake3::Hasher,
+    hasher: ChunkHasher,
     /// Bytes that were not synced yet.
     unsynced: u64,
 }
@@ -90,7 +92,7 @@ impl UploadFile {
         // Not where a file lies that is fetched from another node meanwhile.
         let partial_path = path.with_extension("upload.part");
         let file = whole_file::create(&partial_path)?;
-        let hasher = blake3::Hasher::new();
+        let hasher = ChunkHasher::new(ChunkSize::BULK);
         Ok(Self { file, partial_path, path: path.to_owned(), hasher, unsynced: 0 })
     }
 
@@ -106,11 +108,14 @@ impl UploadFile {
     }
 
     fn complete(self, expected: Digest) -> Result<(), UploadFault> {
-        let found = Digest(*self.hasher.finalize().as_bytes());
+        let hashes = self.hasher.finish();
+        let found = hashes.name().hash;
         if found != expected {
             return Err(UploadFault::Other { found });
         }
-        Ok(whole_file::publish(&self.file, &self.partial_path, &self.path)?)
+        whole_file::publish(&self.file, &self.partial_path, &self.path)?;
+        keep_hashes(&self.path, &hashes);
+        Ok(())
     }
 }
 
