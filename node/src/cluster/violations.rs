@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     fn wrong_length() -> DownReason {
-        let class = FrameClass(7 << 20 | 1);
+        let class = FrameClass(7 << 24 | 1);
         let refusal = FrameRejection::WrongLength { class, expected: 4012, found: 4016 };
         DownReason::Violation(PeerViolation::Frame(refusal))
     }

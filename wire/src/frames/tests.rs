@@ -177,8 +177,8 @@ fn a_piece_under_the_class_of_another_is_none() {
     let mut forged = arrive(&frames[1], &rules);
     forged.class = frames[0].class();
     let Err(fault) = incoming(forged) else { panic!("refused") };
-    let expected = "a frame of piece 0 of a stage's gradient of plan 368 is one of piece 1 of a \
-                    stage's gradient of plan 368 by its head";
+    let expected = "a frame of piece 0 of a stage's gradient of plan 112 is one of piece 1 of a \
+                    stage's gradient of plan 112 by its head";
     assert_eq!(fault.to_string(), expected);
 }
 
@@ -216,8 +216,8 @@ fn boundary_tensors_of_slices_are_as_long_as_their_slices() {
     let mut forged = arrive(&sent[1], &rules);
     forged.class = sent[2].class();
     let Err(fault) = incoming(forged) else { panic!("refused") };
-    let expected = "a frame of a boundary tensor of slice 2 of plan 368 is one of a boundary \
-                    tensor of slice 1 of plan 368 by its head";
+    let expected = "a frame of a boundary tensor of slice 2 of plan 112 is one of a boundary \
+                    tensor of slice 1 of plan 112 by its head";
     assert_eq!(fault.to_string(), expected);
 }
 
