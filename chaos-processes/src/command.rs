@@ -106,18 +106,27 @@ fn campaign(
         training.program.environment.push((key.to_owned(), value.to_owned()));
     }
     let cluster = LocalClusterSetup {
-        program: training.program.clone(),
-        folder: folder.join("cluster"),
-        controllers: args.group.controllers,
-        workers: args.group.workers,
-        seed: args.group.seed,
         network,
         small_disk_mib: args.small_disk,
+        ..cluster_of(&args.group, training.program.clone(), folder)
     };
     let standstill = STANDSTILL;
     let print_every = None;
     let page = None;
     ProcessCampaignSetup { training, cluster, mix, every_steps, standstill, print_every, page }
+}
+
+/// A cluster of this size below `folder`, on the loopback interface, with disks as large as this machine's.
+fn cluster_of(group: &GroupArgs, program: TestedBinary, folder: &Path) -> LocalClusterSetup {
+    LocalClusterSetup {
+        program,
+        folder: folder.join("cluster"),
+        controllers: group.controllers,
+        workers: group.workers,
+        seed: group.seed,
+        network: NetworkKind::Loopback,
+        small_disk_mib: None,
+    }
 }
 
 /// Shows that kills change nothing, at `page` in a browser as well, and returns the exit code.
@@ -145,15 +154,7 @@ pub fn measure(
     monitor: &mut RunMonitor<'_>,
 ) -> Result<u8, LocalClusterError> {
     let mut folder = folder(None, "measure")?;
-    let cluster = LocalClusterSetup {
-        program: program(&args.group, own),
-        folder: folder.path().join("cluster"),
-        controllers: args.group.controllers,
-        workers: args.group.workers,
-        seed: args.group.seed,
-        network: NetworkKind::Loopback,
-        small_disk_mib: None,
-    };
+    let cluster = cluster_of(&args.group, program(&args.group, own), folder.path());
     monitor.print_line(&heading())?;
     let setup = MeasureSetup {
         cluster,
@@ -199,15 +200,7 @@ pub fn soak(
     monitor: &mut RunMonitor<'_>,
 ) -> Result<u8, LocalClusterError> {
     let mut folder = folder(None, "soak")?;
-    let cluster = LocalClusterSetup {
-        program: program(&args.group, own),
-        folder: folder.path().join("cluster"),
-        controllers: args.group.controllers,
-        workers: args.group.workers,
-        seed: args.group.seed,
-        network: NetworkKind::Loopback,
-        small_disk_mib: None,
-    };
+    let cluster = cluster_of(&args.group, program(&args.group, own), folder.path());
     let SoakArgs { checkpoints, every, .. } = *args;
     let setup = SoakSetup { cluster, config: args.subject.configuration(), checkpoints, every };
     let report = soak::run(&setup, monitor).inspect_err(|_| folder.keep())?;
