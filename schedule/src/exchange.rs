@@ -15,6 +15,12 @@ impl TreeExchange {
         placement.levels().map(Self::Reduce).chain(down)
     }
 
+    /// Its place among [`TreeExchange::all_of`]; behind all of them if it is none of these.
+    #[must_use]
+    pub fn number(self, placement: &Placement) -> usize {
+        Self::all_of(placement).take_while(|before| *before != self).count()
+    }
+
     /// The floats that become part of the sum of `chunk`, of a gradient of `len`. It has the same floats
     /// from its sibling.
     #[must_use]

@@ -106,7 +106,8 @@ pub(super) fn tie_order(program: &Program, violations: &mut ViolationList) {
     }
 }
 
-/// How far a chunk's gradient has come: accumulated, then sent and merged exchange by exchange.
+/// How far a chunk's gradient has come: accumulated, then sent and merged exchange by exchange. An exchange that
+/// the program's replicas do not have comes behind theirs: it is a violation of its own.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct ReductionProgress(usize);
 
@@ -114,17 +115,11 @@ impl ReductionProgress {
     const ACCUMULATED: Self = Self(0);
 
     fn sent(placement: &Placement, exchange: TreeExchange) -> Self {
-        Self(2 * Self::number(placement, exchange) + 1)
+        Self(2 * exchange.number(placement) + 1)
     }
 
     fn merged(placement: &Placement, exchange: TreeExchange) -> Self {
-        Self(2 * Self::number(placement, exchange) + 2)
-    }
-
-    /// The exchange's place among those of the program's replicas. One that they do not have comes
-    /// behind them: it is a violation of its own.
-    fn number(placement: &Placement, exchange: TreeExchange) -> usize {
-        TreeExchange::all_of(placement).take_while(|before| *before != exchange).count()
+        Self(2 * exchange.number(placement) + 2)
     }
 }
 

@@ -29,7 +29,7 @@ impl PartialExchange {
     /// That between siblings.
     #[must_use]
     pub fn of(placement: &Placement, exchange: TreeExchange) -> Self {
-        Self(TreeExchange::all_of(placement).take_while(|before| *before != exchange).count() as u8)
+        Self(exchange.number(placement) as u8)
     }
 
     /// That of the two parts of a tied matrix's gradient.
