@@ -24,6 +24,9 @@ const SLICED_FLOAT_LIVES: u64 = 6;
 /// Lives with two replicas, with hashes and with real kernels.
 const REPLICAS_DIGEST_LIVES: u64 = 100;
 const REPLICAS_FLOAT_LIVES: u64 = 6;
+/// Of these, lives whose run may be halted before its last step: where the two workers that are left contradict
+/// each other, and no third one tells which of them is wrong. The world verifies that reason.
+const TWICE_HALTED_MAX: usize = 1;
 /// Lives with several pipelines, with hashes and with real kernels.
 const PIPELINES_DIGEST_LIVES: u64 = 100;
 const PIPELINES_FLOAT_LIVES: u64 = 6;
@@ -38,13 +41,6 @@ fn pass(is_twice: bool, tickets: impl Iterator<Item = LifeTicket> + Send) -> Cam
     let report = Campaign { jobs, is_twice, live: &LifeResult::of }.run(tickets, |_| ());
     assert_eq!(report.ending(), CampaignEnding::Passed, "\n{report}{}", report.summary());
     report
-}
-
-/// Whether a life came to its last step, or its run was held before it. A run is held where two workers that
-/// are left contradict each other and no third one tells which of them is wrong; the world has verified that.
-fn ends_as_it_may(life: &LifeResult, case: &LifeCase) -> bool {
-    let outcome = &life.outcome;
-    outcome.steps >= case.options.steps || outcome.markers.count(Marker::Halted) > 0
 }
 
 fn tickets(count: u64, model: ComputeModelKind) -> impl Iterator<Item = LifeTicket> + Send {
@@ -131,7 +127,7 @@ fn clusters_that_cut_sequences_live_through_their_faults() {
         case.options.kind = ScheduleKind::Seq1F1B;
         let life = LifeResult::of(&case);
         assert_eq!(life.outcome.failure, None, "seed {seed}, {model:?}");
-        assert!(ends_as_it_may(&life, &case), "seed {seed} ends before its last step");
+        assert!(life.outcome.steps >= case.options.steps, "seed {seed} ends before its last step");
     }
 }
 
@@ -141,6 +137,7 @@ fn clusters_that_cut_sequences_live_through_their_faults() {
 fn clusters_that_have_the_model_twice_live_through_their_faults() {
     let lives = (1..=REPLICAS_DIGEST_LIVES).map(|seed| (seed, ComputeModelKind::Digest));
     let mut faults = 0;
+    let mut halted = Vec::new();
     for (seed, model) in
         lives.chain((1..=REPLICAS_FLOAT_LIVES).map(|seed| (seed, ComputeModelKind::Float)))
     {
@@ -153,10 +150,17 @@ fn clusters_that_have_the_model_twice_live_through_their_faults() {
         case.options.replicas = ReplicaCount::ONE;
         let life = LifeResult::of(&case);
         assert_eq!(life.outcome.failure, None, "seed {seed}, {model:?}");
-        assert!(ends_as_it_may(&life, &case), "seed {seed} ends before its last step");
+        if life.outcome.steps < case.options.steps {
+            assert!(
+                life.outcome.markers.count(Marker::Halted) > 0,
+                "seed {seed} ends before its last step"
+            );
+            halted.push(seed);
+        }
         faults += life.outcome.faults;
     }
     assert!(faults > 0, "nothing was disturbed");
+    assert!(halted.len() <= TWICE_HALTED_MAX, "{halted:?} of them were halted");
 }
 
 /// Several pipelines: when a worker is lost, or is about to go, another one at its stage takes over what it
@@ -185,7 +189,7 @@ fn clusters_of_several_pipelines_are_rerouted_and_live_on() {
         case.options.blocks = case.options.blocks.min(case.options.workers.div_ceil(2).max(2));
         let life = LifeResult::of(&case);
         assert_eq!(life.outcome.failure, None, "seed {seed}, {model:?}");
-        assert!(ends_as_it_may(&life, &case), "seed {seed} ends before its last step");
+        assert!(life.outcome.steps >= case.options.steps, "seed {seed} ends before its last step");
         for (count, marker) in counts.iter_mut().zip(seen) {
             *count += life.outcome.markers.count(marker);
         }
