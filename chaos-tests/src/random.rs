@@ -48,6 +48,8 @@ pub enum DrawPurpose {
     Replicas = 19,
     /// When authorities follow each other in a life of housekeeping.
     HousekeepingRotation = 20,
+    /// When lists of hashes of a text's chunks are damaged there.
+    HousekeepingHashes = 21,
 }
 
 /// A stream of draws: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).

@@ -21,6 +21,7 @@ fn seed_first(known: KnownBug) -> u64 {
     match known.name() {
         "m1" => 250,
         "m29" => 130,
+        "m54" => 150,
         "R2" => 550,
         _ => 1,
     }

@@ -308,10 +308,13 @@ impl HousekeepingChecker {
                     && other.texts.get(name.hash).is_some()
             });
             let sources: Vec<&HousekeepingMember> = others.chain([member]).collect();
-            // Each chunk is sound at one of them.
+            // Each chunk is sound at one of them, and so are their hashes, or all of it.
             let is_there = (0..cluster.text_chunks())
                 .all(|chunk| sources.iter().any(|source| cluster.has_chunk(source, chunk)));
-            let can = member.is_up() && is_there;
+            let is_checked = sources
+                .iter()
+                .any(|source| source.texts.hashes(name).is_some() || has_sound(source));
+            let can = member.is_up() && is_there && is_checked;
             let is_missing = member.texts.get(name.hash).is_none();
             let (since, limit) = if is_missing {
                 (&mut self.texts_missing, TEXT_S)

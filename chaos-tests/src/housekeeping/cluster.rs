@@ -180,11 +180,15 @@ impl HousekeepingCluster {
     fn served_hashes(&self, node: NodeId, other: NodeId) -> DataFetchOutcome {
         let name = self.text_name;
         let there = self.reached(node, other);
-        let found = there.and_then(|member| Some((member, member.texts.hashes(name.hash)?)));
+        let found = there.and_then(|member| Some((member, member.texts.served_hashes(name.hash)?)));
         match found {
             None => DataFetchOutcome::Missing,
-            Some((member, _)) if member.is_hostile => DataFetchOutcome::Damaged(vec![other]),
-            Some(_) => DataFetchOutcome::Sound { damaged: Vec::new() },
+            Some((member, list))
+                if !member.is_hostile && ChunkHashes::decode(name, &list, TEXT_CHUNK).is_ok() =>
+            {
+                DataFetchOutcome::Sound { damaged: Vec::new() }
+            }
+            Some(_) => DataFetchOutcome::Damaged(vec![other]),
         }
     }
 

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use zbelastic_checkpoint::faults::{FileIndex, PowerLoss, SimulatedDisk};
 use zbelastic_checkpoint::files::{FileSystem, OpenFile};
 use zbelastic_checkpoint::{CheckpointStore, CheckpointStoreError, FolderStore, PieceName};
+use zbelastic_policy::data::DataName;
 use zbelastic_policy::data_chunks::{ChunkHashes, ChunkSize};
 use zbelastic_policy::disk_space::DiskSpace;
 use zbelastic_policy::scrub::DataFileAccess;
@@ -29,14 +30,14 @@ pub const TEXT_CHUNK: ChunkSize = ChunkSize::of(1024);
 #[derive(Clone, Debug, Default)]
 pub struct MemberTexts {
     files: Rc<RefCell<BTreeMap<Digest, Rc<Vec<u8>>>>>,
-    /// The hashes of their chunks, kept since they were sound.
-    hashes: Rc<RefCell<BTreeMap<Digest, ChunkHashes>>>,
+    /// The lists of the hashes of their chunks, written when they were sound.
+    hashes: Rc<RefCell<BTreeMap<Digest, Vec<u8>>>>,
 }
 
 impl MemberTexts {
     /// Stores a text under its hash, with the hashes of its chunks.
     pub fn put(&self, hash: Digest, bytes: Vec<u8>) {
-        self.hashes.borrow_mut().insert(hash, ChunkHashes::of(&bytes, TEXT_CHUNK));
+        self.keep_hashes(&ChunkHashes::of(&bytes, TEXT_CHUNK));
         self.damage(hash, bytes);
     }
 
@@ -45,10 +46,24 @@ impl MemberTexts {
         self.files.borrow_mut().insert(hash, Rc::new(bytes));
     }
 
-    /// The hashes of the chunks of a text, if it was here.
+    /// Flips a bit of the list of the hashes of a text's chunks, if there is one.
+    pub fn damage_hashes(&self, hash: Digest, bit: u64) {
+        if let Some(list) = self.hashes.borrow_mut().get_mut(&hash) {
+            let bit = bit as usize % (8 * list.len());
+            list[bit / 8] ^= 1 << (bit % 8);
+        }
+    }
+
+    /// The list of the hashes of a text's chunks as others get it, if the text was here.
     #[must_use]
-    pub fn hashes(&self, hash: Digest) -> Option<ChunkHashes> {
+    pub fn served_hashes(&self, hash: Digest) -> Option<Vec<u8>> {
         self.hashes.borrow().get(&hash).cloned()
+    }
+
+    /// The hashes of a text's chunks, if they are here and sound.
+    #[must_use]
+    pub fn hashes(&self, name: DataName) -> Option<ChunkHashes> {
+        ChunkHashes::decode(name, &self.served_hashes(name.hash)?, TEXT_CHUNK).ok()
     }
 
     /// The bytes that lie under a hash.
@@ -77,8 +92,9 @@ impl DataFileAccess for MemberTexts {
         there.map(|bytes| into.copy_from_slice(bytes)).is_some()
     }
 
-    /// They are kept with each text that is put here.
-    fn keep_hashes(&self, _: &ChunkHashes) {}
+    fn keep_hashes(&self, hashes: &ChunkHashes) {
+        self.hashes.borrow_mut().insert(hashes.name().hash, hashes.encode());
+    }
 }
 
 /// The disk of a member, in memory.

@@ -10,6 +10,7 @@ use zbelastic_types::NodeId;
 
 use super::certificates::window_from;
 use super::check::HousekeepingMarker;
+use super::disk::TEXT_CHUNK;
 use super::member::{MemberProcess, MemberProcessState};
 use super::net::MemberConnections;
 use super::options::HousekeepingFault;
@@ -54,7 +55,13 @@ impl MemberFaults {
             }
             HousekeepingFault::ClocksMove { seconds } => env.cluster.skipped_s += seconds,
             HousekeepingFault::RotPiece { whom } => self.rot_piece(env, whom),
-            HousekeepingFault::RotText { whom } => self.rot_text(env, whom),
+            HousekeepingFault::RotText { whom } => {
+                if let Some(node) = env.cluster.victim(whom) {
+                    rot_text(env, node, whom >> 8);
+                }
+            }
+            HousekeepingFault::RotTextEverywhere { place } => rot_text_everywhere(env, place),
+            HousekeepingFault::RotHashes { whom } => rot_hashes(env, whom),
             HousekeepingFault::Remove { whom } => self.remove(env, whom),
             HousekeepingFault::Join => self.join(env),
             HousekeepingFault::RotateAuthority { is_forced } => rotate_authority(env, is_forced),
@@ -206,18 +213,6 @@ impl MemberFaults {
         }
     }
 
-    fn rot_text(&self, env: &mut HousekeepingSurroundings<'_>, draw: u64) {
-        let Some(node) = env.cluster.victim(draw) else { return };
-        let hash = env.cluster.text_name.hash;
-        let member = &env.cluster.members[&node];
-        let Some(text) = member.texts.get(hash) else { return };
-        let mut bytes = text.to_vec();
-        let at = (draw >> 8) as usize % bytes.len();
-        bytes[at] ^= 4;
-        member.texts.damage(hash, bytes);
-        env.check.note_rotten_text(node, env.cluster.now);
-    }
-
     /// The hostile member is removed, or a worker of which there are others.
     fn remove(&self, env: &mut HousekeepingSurroundings<'_>, draw: u64) {
         if env.cluster.leader().is_none() {
@@ -252,4 +247,29 @@ impl MemberFaults {
         env.line(|| format!("w{node} joins"));
         env.add_worker(node, MEMORY_AMPLE);
     }
+}
+
+fn rot_text(env: &mut HousekeepingSurroundings<'_>, node: NodeId, place: u64) {
+    let hash = env.cluster.text_name.hash;
+    let member = &env.cluster.members[&node];
+    let Some(text) = member.texts.get(hash) else { return };
+    let mut bytes = text.to_vec();
+    let at = place as usize % bytes.len();
+    bytes[at] ^= 4;
+    member.texts.damage(hash, bytes);
+    env.check.note_rotten_text(node, env.cluster.now);
+}
+
+fn rot_text_everywhere(env: &mut HousekeepingSurroundings<'_>, place: u64) {
+    let honest = env.cluster.members.values().filter(|member| !member.is_hostile);
+    let nodes: Vec<NodeId> = honest.map(|member| member.node).collect();
+    let place = place % env.cluster.text_name.length;
+    for (node, chunk) in nodes.into_iter().zip(0..) {
+        rot_text(env, node, place + chunk * TEXT_CHUNK.bytes());
+    }
+}
+
+fn rot_hashes(env: &HousekeepingSurroundings<'_>, draw: u64) {
+    let Some(node) = env.cluster.victim(draw) else { return };
+    env.cluster.members[&node].texts.damage_hashes(env.cluster.text_name.hash, draw >> 8);
 }

@@ -70,6 +70,16 @@ pub enum HousekeepingFault {
         /// The member, by a draw.
         whom: u64,
     },
+    /// A bit of the text flips on every disk, of a chunk that is another one on each as far as chunks go.
+    RotTextEverywhere {
+        /// The place, by a draw.
+        place: u64,
+    },
+    /// A bit flips on a disk in the hashes of a text's chunks.
+    RotHashes {
+        /// The member, by a draw.
+        whom: u64,
+    },
     /// A worker is removed by an operator: the hostile one, if there is one.
     Remove {
         /// Another worker, by a draw, if no member is hostile.
@@ -142,6 +152,16 @@ impl HousekeepingOptions {
             let at = VirtualTime(draws.below(STORM_US));
             let is_forced = draws.chance(0.6);
             options.faults.push((at, HousekeepingFault::RotateAuthority { is_forced }));
+        }
+        let mut draws = Draws::new(seed, DrawPurpose::HousekeepingHashes);
+        for _ in 0..draws.below(3) {
+            let at = VirtualTime(draws.below(STORM_US));
+            options.faults.push((at, HousekeepingFault::RotHashes { whom: draws.number() }));
+        }
+        if draws.chance(0.25) {
+            let at = VirtualTime(draws.below(STORM_US));
+            let fault = HousekeepingFault::RotTextEverywhere { place: draws.number() };
+            options.faults.push((at, fault));
         }
         options.faults.sort_by_key(|(at, _)| *at);
         options

@@ -62,7 +62,7 @@ impl TextFetches {
         if member.process.fetch.is_some() || is_sound || holders.is_empty() {
             return;
         }
-        let has_hashes = member.texts.hashes(name.hash).is_some();
+        let has_hashes = member.texts.hashes(name).is_some();
         let (fetch, next) = DataFetch::new(holders, has_hashes);
         member.process.fetch = Some(fetch);
         self.continue_fetch(env, node, next);
