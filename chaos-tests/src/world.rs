@@ -371,7 +371,11 @@ impl<'a, M: StageFactory, S: BatchSource + Clone> World<'a, M, S> {
                 self.workers.handle_read_done(&mut self.env, node, life, key)
             }
             WorldEvent::WriteDone { node, life, key, generation } => {
-                self.workers.handle_write_done(&mut self.env, (node, life), (key, generation));
+                let written = (key, generation);
+                let failed = self.workers.handle_write_done(&mut self.env, (node, life), written);
+                if let Some(version) = failed {
+                    self.send_to_controllers(&Input::CheckpointUnplaced { version });
+                }
             }
             WorldEvent::Served { node, life, to, frame } => {
                 self.workers.handle_served(&mut self.env, node, life, to, *frame)
@@ -402,7 +406,7 @@ impl<'a, M: StageFactory, S: BatchSource + Clone> World<'a, M, S> {
             }
             WorldEvent::RemoveReplaced(node) => self.remove_replaced(node),
             WorldEvent::Retired(node) => self.retired(node),
-            WorldEvent::StoreRecovers => self.env.store.fails = false,
+            WorldEvent::StoreRecovers => self.recover_store(),
             WorldEvent::Recover => self.recover_by_force(),
             WorldEvent::Calm if self.env.is_calm => {}
             WorldEvent::Calm => self.calm(),

@@ -284,6 +284,18 @@ impl Core {
                 let duties = self.duties.as_mut().ok_or(CoreRefusal::NotLeader { leader })?;
                 Ok(duties.handle_measured(&self.state, *measured)?)
             }
+            Input::CheckpointUnplaced { version } => {
+                let leader = self.raft.status().leader;
+                let duties = self.duties.as_mut().ok_or(CoreRefusal::NotLeader { leader })?;
+                duties.handle_unplaced(&self.state, version);
+                Ok(())
+            }
+            Input::DiskAmple => {
+                let leader = self.raft.status().leader;
+                let duties = self.duties.as_mut().ok_or(CoreRefusal::NotLeader { leader })?;
+                duties.handle_room();
+                Ok(())
+            }
             Input::Command(command) => self.dispatch_command(command).map(|_| ()),
         }
     }

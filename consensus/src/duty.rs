@@ -26,6 +26,7 @@ mod sealing;
 mod seating;
 #[cfg(test)]
 mod tests;
+mod unplaced;
 mod watch;
 mod window;
 
@@ -41,6 +42,7 @@ use ephemeral::EphemeralAbsences;
 use leaving::{decide_drained, decide_saved};
 use loading::LoadReports;
 use saved::SavedLayers;
+use unplaced::UnplacedCheckpoints;
 use watch::{DutyWatch, ProposalLane};
 
 use crate::access::AccessChange;
@@ -50,6 +52,7 @@ use crate::member::{Holder, LossReason, MemberChange, Resources};
 use crate::plan::PlanReason;
 use crate::pre_copy::PreCopyPlan;
 use crate::state::{EntryRefusal, State};
+use crate::validation::Seal;
 
 pub use awaited::{AwaitedAnswer, AwaitedMember, AwaitedMembers};
 pub use blame::{DOUBT_SEALS_MAX, PAIR_CONTRADICTIONS_MAX};
@@ -179,6 +182,7 @@ pub struct Duties {
     loads: LoadReports,
     saved: SavedLayers,
     checkpoint_timer: CheckpointTimer,
+    unplaced: UnplacedCheckpoints,
 }
 
 impl Duties {
@@ -194,6 +198,7 @@ impl Duties {
             loads: LoadReports::default(),
             saved: SavedLayers::default(),
             checkpoint_timer: CheckpointTimer::default(),
+            unplaced: UnplacedCheckpoints::default(),
         }
     }
 
@@ -201,6 +206,11 @@ impl Duties {
     pub fn handle_tick(&mut self, state: &State) {
         self.watch.now += 1;
         self.absences.handle_tick(state, self.watch.now);
+        self.unplaced.handle_tick(self.watch.now);
+        // A step that is held back is not one that stalls: the wait for progress begins behind it.
+        if matches!(self.withheld(state), Some(WithheldReason::CheckpointsUnplaced { .. })) {
+            self.watch.note_progress();
+        }
         let mut lost = self.watch.overdue(state);
         lost.extend(self.without_progress(state));
         for (holder, reason) in lost {
@@ -273,6 +283,7 @@ impl Duties {
         if result.is_ok() {
             self.planning.unread.on_applied(state, entry);
             self.checkpoint_timer.on_applied(state, entry, self.watch.now);
+            self.unplaced.on_applied(state, entry);
         }
         if let Err(EntryRefusal::DigestsDiffer { layer }) = result {
             // Two workers loaded the same layer with different bits, or one not with those of its
@@ -306,6 +317,7 @@ impl Duties {
             .or_else(|| self.decide_seal(state))
             .or_else(|| self.saved.decide(state, &self.watch))
             .or_else(|| self.checkpoint_timer.decide(state, &self.watch))
+            .or_else(|| self.unplaced.decide(state, &self.watch))
             .or_else(|| self.decide_forgotten())
             .map(LeaderAction::Propose)
     }
@@ -329,7 +341,36 @@ impl Duties {
     #[must_use]
     pub fn withheld(&self, state: &State) -> Option<WithheldReason> {
         let sealing = self.open_turn.as_ref()?;
-        sealing.decide(state).err()
+        self.seal_of(sealing, state).err()
+    }
+
+    /// A layer of a checkpoint under way could be written nowhere.
+    pub(crate) fn handle_unplaced(&mut self, state: &State, version: Step) {
+        if state.pending().iter().any(|pending| pending.version == version) {
+            self.unplaced.note_failed(version, self.watch.now);
+        }
+    }
+
+    /// A node's disk has space again.
+    pub(crate) fn handle_room(&mut self) {
+        self.unplaced.note_room();
+    }
+
+    /// Whether steps are not sealed because no checkpoint can be written.
+    #[must_use]
+    pub const fn is_held_for_room(&self) -> bool {
+        self.unplaced.is_holding()
+    }
+
+    fn seal_of(&self, sealing: &OpenTurnReports, state: &State) -> Result<Seal, WithheldReason> {
+        let seal = sealing.decide(state)?;
+        // What was sealed before is sealed again: the run comes back to where it was.
+        let is_new = sealing.turn().step >= state.history().head();
+        if is_new && self.unplaced.is_holding() {
+            let last = state.checkpoints().last().map(|last| last.version);
+            return Err(WithheldReason::CheckpointsUnplaced { last });
+        }
+        Ok(seal)
     }
 
     /// Why a plan is needed, if one is.
@@ -368,7 +409,7 @@ impl Duties {
         if sealing.turn() != turn || self.watch.is_in_flight(ProposalLane::Seal(turn)) || is_known {
             return None;
         }
-        match sealing.decide(state) {
+        match self.seal_of(sealing, state) {
             Ok(seal) => Some(Entry::Seal(seal)),
             Err(WithheldReason::DiffersFromLog { step }) => {
                 let is_free = !self.watch.is_in_flight(ProposalLane::Job);
@@ -389,6 +430,7 @@ impl Duties {
                 | WithheldReason::NotHeld { .. }
                 | WithheldReason::NotAttested { .. }
                 | WithheldReason::CheckpointOverdue
+                | WithheldReason::CheckpointsUnplaced { .. }
                 | WithheldReason::Leaving
                 | WithheldReason::NotRunning,
             ) => None,

@@ -112,6 +112,25 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         }
     }
 
+    /// The store takes what is written again, which members notice.
+    pub(super) fn recover_store(&mut self) {
+        self.env.store.fails = false;
+        self.send_to_controllers(&Input::DiskAmple);
+    }
+
+    /// Every controller that runs gets an input of its own node, unless it stands still.
+    pub(super) fn send_to_controllers(&mut self, input: &Input) {
+        let now = self.env.now;
+        let running =
+            self.controllers.machines.iter().filter(|(_, machine)| machine.core.is_some());
+        let running: Vec<(NodeId, u64)> =
+            running.map(|(node, machine)| (*node, machine.life)).collect();
+        for (node, life) in running {
+            let input = Box::new(input.clone());
+            self.env.queue.push(now, WorldEvent::Command { node, life, input });
+        }
+    }
+
     /// The storm is over: faults end, machines come back, and progress must return.
     pub(super) fn calm(&mut self) {
         self.env.is_calm = true;
@@ -119,7 +138,7 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         self.env.note(|| "the storm is over".to_owned());
         self.env.storm.armed.clear();
         self.env.network.calm();
-        self.env.store.fails = false;
+        self.recover_store();
         for machine in self.controllers.machines.values_mut() {
             machine.sync_us_extra = 0;
             machine.disk.fails = false;

@@ -7,7 +7,7 @@ use zbelastic_trainer::data::BatchSource;
 use zbelastic_trainer::elastic::{LayerCopy, LoadedLayer, StageFactory, layer_digest};
 use zbelastic_trainer::runtime::{PeerBody, PeerFrame, RuntimeInput, RuntimeOutput};
 use zbelastic_trainer::stage::{EngineActivity, EngineProgress, SealedState};
-use zbelastic_types::{Generation, NodeId};
+use zbelastic_types::{Generation, NodeId, Step};
 
 use super::WorldEvent;
 use super::machines::{WorkerMachine, WorkerProcess};
@@ -338,14 +338,15 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
         self.runtime_input(env, node, life, RuntimeInput::Read { version, layer, read });
     }
 
+    /// A layer was written, or the store did not take it. Yields the version that it fails then.
     pub(super) fn handle_write_done(
         &mut self,
         env: &mut Surroundings<'_>,
         (node, life): (NodeId, u64),
         (key, generation): (PieceKey, Generation),
-    ) {
+    ) -> Option<Step> {
         if self.machines.get(&node).is_none_or(|machine| machine.life != life) {
-            return;
+            return None;
         }
         self.transfer_ended(node, life);
         let (version, layer, digest) = key;
@@ -356,6 +357,7 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
             life,
             RuntimeInput::Written { version, layer, generation, durable },
         );
+        durable.is_none().then_some(version)
     }
 
     /// Compares the standby layers of a runtime with the reference. While a bit of a state is

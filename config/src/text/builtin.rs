@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 127] = pages![
+const PAGES: [(&str, &str); 128] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -109,6 +109,7 @@ const PAGES: [(&str, &str); 127] = pages![
     "decisions/0088-a-follower-takes-what-its-network-carries.md",
     "decisions/0089-test-programs-run-two-at-a-time.md",
     "decisions/0090-muon-on-devices-multiplies-as-layers-do.md",
+    "decisions/0091-a-run-is-held-when-nothing-can-be-saved.md",
     "decisions/0092-replicas-share-the-additions-of-the-tree.md",
     "decisions/0093-tutorials-are-run.md",
     "deploy.md",

@@ -1,6 +1,6 @@
 //! The inputs of a controller.
 
-use zbelastic_types::NodeId;
+use zbelastic_types::{NodeId, Step};
 
 use super::OperatorCommand;
 use crate::codec::Format;
@@ -42,6 +42,13 @@ pub enum Input {
     },
     /// The measurement of the plan in force. Only a leader accepts it.
     Measured(Box<PlanMeasurement>),
+    /// A layer of a checkpoint could be written to no disk. Only a leader accepts it.
+    CheckpointUnplaced {
+        /// The version that was to become a checkpoint.
+        version: Step,
+    },
+    /// A node's disk was low, and has space again. Only a leader accepts it.
+    DiskAmple,
     /// A command of an operator.
     Command(OperatorCommand),
 }

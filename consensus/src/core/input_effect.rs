@@ -26,6 +26,8 @@ impl InputEffect {
             | Input::Connected { .. }
             | Input::Closed { .. }
             | Input::Measured(_)
+            | Input::CheckpointUnplaced { .. }
+            | Input::DiskAmple
             | Input::Command(_) => return InputEffect::All,
         };
         match message {

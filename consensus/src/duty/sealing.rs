@@ -5,6 +5,7 @@ use std::fmt;
 
 use zbelastic_types::{LayerId, StageIndex, Step};
 
+use super::unplaced::UNPLACED_MAX;
 use crate::history::SealHistory;
 use crate::job::JobSpec;
 use crate::member::Holder;
@@ -40,6 +41,12 @@ pub enum WithheldReason {
     },
     /// As many steps as can be remembered were sealed since the last checkpoint.
     CheckpointOverdue,
+    /// Several checkpoints, one after the other, could be written nowhere: no disk has room. The
+    /// run goes on when one has.
+    CheckpointsUnplaced {
+        /// The last one that is there.
+        last: Option<Step>,
+    },
     /// The workers that hold the layers are about to go, no others are there to hand them over to,
     /// and the open version is a checkpoint or becomes one: the run goes on from it with the
     /// workers that come.
@@ -85,6 +92,14 @@ impl fmt::Display for WithheldReason {
                 write!(f, "the state of stage {stage} is not attested")
             }
             Self::CheckpointOverdue => write!(f, "a checkpoint is overdue"),
+            Self::CheckpointsUnplaced { last } => {
+                write!(f, "the last {UNPLACED_MAX} checkpoints could be written nowhere, and ")?;
+                match last {
+                    Some(last) => write!(f, "all after {last} would be lost with the workers: ")?,
+                    None => write!(f, "all would be lost with the workers: ")?,
+                }
+                write!(f, "it goes on when a disk has space again")
+            }
             Self::Leaving => {
                 write!(f, "its workers leave, and too few are there to hand over to: it is saved")
             }

@@ -38,7 +38,7 @@ pub(super) struct DutyWatch {
     pub(super) heartbeats: HeartbeatMonitor,
     pub(super) absent: AbsentMembers,
     in_flight: BTreeMap<u64, ProposalLane>,
-    /// When something last moved: a seal, or a plan.
+    /// When something last moved: a seal, or a plan; or when a step was last held back.
     pub(super) progress_at: u64,
     /// When members last changed.
     pub(super) members_changed: u64,
@@ -75,7 +75,7 @@ impl DutyWatch {
         nodes.into_iter().all(is_stalled)
     }
 
-    /// A seal or a plan was agreed on.
+    /// A seal or a plan was agreed on, or a step is held back.
     pub(super) fn note_progress(&mut self) {
         self.progress_at = self.now;
     }

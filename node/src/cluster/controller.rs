@@ -39,6 +39,7 @@ use bytes::Bytes;
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 use zbelastic_consensus::core::{Input, Output};
+use zbelastic_consensus::duty::Duties;
 use zbelastic_consensus::message::{Envelope, Message};
 use zbelastic_identity::{PeerIdentity, PeerRole};
 use zbelastic_policy::quorum_watch::{QuorumChange, QuorumWatch};
@@ -81,6 +82,10 @@ use zbelastic_policy::tick::TICK;
 
 /// Results of fetches and of work off the loop that wait for it at once.
 const COMPLETIONS_MAX: usize = 1024;
+/// The warning that the run is held until a checkpoint may be written.
+const HELD_FOR_ROOM: &str = "the run is held: several checkpoints, one after the other, could be written to no \
+                             disk; free space, or keep fewer checkpoints (checkpoint.keep_last, runs \
+                             remove): it goes on by itself when a disk has space";
 
 struct ControllerNode {
     facts: ControllerFacts,
@@ -373,6 +378,9 @@ impl ControllerNode {
             }
             NodeMessage::SaveFailed(failed) => {
                 self.pieces.note_save_failed(from.node, failed, &mut self.ports);
+                if failed.copies == 0 {
+                    self.note_room(Input::CheckpointUnplaced { version: failed.version });
+                }
             }
             NodeMessage::Authority(report) => {
                 let members = self.ports.core.state().members();
@@ -454,8 +462,22 @@ impl ControllerNode {
             }
             Some(ample @ MemberDiskChange::Ample { .. }) => {
                 self.ports.journal.log(ample.to_string());
+                self.note_room(Input::DiskAmple);
             }
             None => {}
+        }
+    }
+
+    /// A checkpoint found no room, or a disk has some: the leader logs that the run is held, or goes on.
+    fn note_room(&mut self, input: Input) {
+        let is_held =
+            |ports: &ControllerPorts| ports.core.duties().is_some_and(Duties::is_held_for_room);
+        let was_held = is_held(&self.ports);
+        self.send_to_core(input);
+        match (was_held, is_held(&self.ports)) {
+            (false, true) => self.ports.journal.warn(HELD_FOR_ROOM.to_owned()),
+            (true, false) => self.ports.journal.log("the run goes on: a disk has space".to_owned()),
+            (false, false) | (true, true) => {}
         }
     }
 

@@ -247,6 +247,62 @@ fn no_more_is_sealed_than_can_be_remembered_without_a_checkpoint() {
     sealed(&mut harness);
 }
 
+/// A run whose checkpoints at every second step fail, three of them since the one at 4.
+fn unplaced() -> DutiesHarness {
+    let spec = JobSpec { step_count: 100, checkpoint_every: 2, attest_every: 0, ..spec() };
+    let mut log = FixtureLog::running(spec, &[1, 2]);
+    log.keep(4);
+    log.checkpoint(4, 1);
+    let mut harness = DutiesHarness::new(log);
+    for step in 4..10 {
+        harness.report_all();
+        let seal = sealed(&mut harness);
+        harness.agree(Entry::Seal(seal));
+        // One report a layer, and one about a version that is not under way.
+        for version in [step, step, 99] {
+            harness.duties.handle_unplaced(&harness.log.state, Step(version));
+        }
+    }
+    harness.duties.handle_unplaced(&harness.log.state, Step(10));
+    harness.report_all();
+    withheld(&mut harness, WithheldReason::CheckpointsUnplaced { last: Some(Step(4)) });
+    harness
+}
+
+#[test]
+fn a_run_is_held_when_checkpoints_fail_one_after_the_other_and_tries_one_when_there_is_room() {
+    let mut harness = unplaced();
+    harness.duties.handle_room();
+    let seal = sealed(&mut harness);
+    harness.agree(Entry::Seal(seal));
+    assert_eq!(harness.act(), [], "version 12 becomes a checkpoint anyway");
+    // What fails from now on is counted anew.
+    harness.duties.handle_unplaced(&harness.log.state, Step(10));
+    harness.report_all();
+    sealed(&mut harness);
+}
+
+#[test]
+fn a_run_that_is_held_tries_a_checkpoint_now_and_then_and_goes_on_with_one_that_is_there() {
+    let mut harness = unplaced();
+    harness.tick(29_999, &[1, 2]);
+    withheld(&mut harness, WithheldReason::CheckpointsUnplaced { last: Some(Step(4)) });
+    harness.tick(2, &[1, 2]);
+    let seal = sealed(&mut harness);
+    harness.agree(Entry::Seal(seal));
+    harness.report_all();
+    let seal = sealed(&mut harness);
+    harness.agree(Entry::Seal(seal));
+    harness.duties.handle_unplaced(&harness.log.state, Step(12));
+    harness.report_all();
+    withheld(&mut harness, WithheldReason::CheckpointsUnplaced { last: Some(Step(4)) });
+    harness.log.checkpoint(12, 1);
+    let entry = Entry::Checkpoint { version: Step(12) };
+    let index = harness.log.state.applied();
+    harness.duties.on_applied(&harness.log.state, index, &entry, Ok(()));
+    sealed(&mut harness);
+}
+
 /// A run that went back over one step, which was sealed with these sums.
 fn recomputing() -> (DutiesHarness, Seal) {
     let mut harness = DutiesHarness::running(JobSpec { attest_every: 0, ..spec() }, &[1, 2]);
