@@ -19,10 +19,14 @@ pub const RUN_EXIT_CODES: &str = "\
 Exit codes: 0 passed, 2 usage, 10 safety: an invariant was broken or the weights differ, 11
 liveness: no progress for a minute, 12 a process ended by itself, 14 the campaign itself, 130
 interrupted.";
+/// Most checkpoints of a soak: years of them, and a number of steps that a job may have.
+const SOAK_CHECKPOINTS_MAX: u64 = 1_000_000;
+/// Most steps from one checkpoint of a soak to the next: more could not be remembered.
+const SOAK_EVERY_MAX: u64 = 4_096;
 /// The text below the help of `soak`.
 pub const SOAK_EXIT_CODES: &str = "\
-Exit codes: 0 the disks are flat, 2 usage, 10 a disk holds more than one checkpoint beyond before, 14
-the soak itself, 130 interrupted.";
+Exit codes: 0 the disks are flat, 2 usage, 10 a disk holds more than one checkpoint beyond before, 11
+fewer checkpoints were complete than were to be, 14 the soak itself, 130 interrupted.";
 /// The text below the help of `demo`.
 pub const DEMO_EXIT_CODES: &str = "\
 Exit codes: 0 the weights are the same, 8 they differ, 11 no progress for a minute, 12 a
@@ -227,10 +231,10 @@ pub struct SoakArgs {
     #[command(flatten)]
     pub group: GroupArgs,
     /// Number of checkpoints.
-    #[arg(long, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u64).range(10..))]
+    #[arg(long, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u64).range(10..=SOAK_CHECKPOINTS_MAX))]
     pub checkpoints: u64,
     /// Steps from one checkpoint to the next.
-    #[arg(long, value_name = "STEPS", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "STEPS", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=SOAK_EVERY_MAX))]
     pub every: u64,
     /// Write a picture of the bytes on each node's disk, as SVG.
     #[arg(long, value_name = "FILE")]

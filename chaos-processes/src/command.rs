@@ -20,7 +20,7 @@ use super::measure::{self, MeasureRowKind, MeasureSetup, heading};
 use super::process_network::NetworkKind;
 use super::replay::{self, FleetTrace, ReplaySetup};
 use super::run_monitor::{RunMonitor, STANDSTILL};
-use super::soak::{self, SoakSetup};
+use super::soak::{self, SoakSetup, SoakVerdict};
 use super::undisturbed::UndisturbedTraining;
 use crate::args::{DemoArgs, GroupArgs, MeasureArgs, ProcessRunArgs, ReplayArgs, SoakArgs};
 
@@ -33,6 +33,8 @@ const NO_SAME_HOST: (&str, &str) = ("ZBELASTIC_SAME_HOST", "off");
 const USAGE: u8 = 2;
 /// An invariant is broken.
 const UNSAFE: u8 = 10;
+/// A soak ended with fewer checkpoints than it was to have.
+const INCOMPLETE: u8 = 11;
 
 /// Injects faults into a run, and returns the exit code. `own` is the binary that is started if
 /// none is named.
@@ -210,7 +212,11 @@ pub fn soak(
         fs::write(path, report.svg()).map_err(|source| system(doing(), source))?;
     }
     args.report.as_deref().map_or(Ok(()), |path| write_json(path, &report))?;
-    Ok(if report.is_flat() { 0 } else { UNSAFE })
+    Ok(match report.verdict() {
+        SoakVerdict::Flat => 0,
+        SoakVerdict::Grows => UNSAFE,
+        SoakVerdict::TooFew => INCOMPLETE,
+    })
 }
 
 /// Replays a trace, and returns the exit code.

@@ -45,6 +45,17 @@ pub struct SoakSample {
     pub other: Vec<u64>,
 }
 
+/// What a soak shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SoakVerdict {
+    /// No node's disk holds more than one checkpoint beyond what it held before.
+    Flat,
+    /// A node's disk does.
+    Grows,
+    /// Fewer checkpoints were complete than the soak was to have: it shows nothing of them.
+    TooFew,
+}
+
 /// What was measured.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct SoakReport {
@@ -52,8 +63,10 @@ pub struct SoakReport {
     pub nodes: Vec<String>,
     /// Bytes of one copy of a checkpoint.
     pub checkpoint_bytes: u64,
-    /// Number of checkpoints.
+    /// Number of checkpoints that were complete.
     pub checkpoints: u64,
+    /// Number of checkpoints that the soak was to have.
+    pub expected: u64,
     /// The samples, in order.
     pub samples: Vec<SoakSample>,
 }
@@ -82,7 +95,7 @@ pub fn run(
     let config = setup.config.with("checkpoint.every", every);
     cluster.run(&config, checkpoints * every)?;
     let nodes = cluster.members().iter().map(|member| member.spec().name.clone()).collect();
-    let mut report = SoakReport { nodes, ..SoakReport::default() };
+    let mut report = SoakReport { nodes, expected: checkpoints, ..SoakReport::default() };
     let mut progress = StallDetector::new(&cluster);
     let mut newest = 0;
     while cluster.observation().done().is_none() {
@@ -92,7 +105,7 @@ pub fn run(
             if step > newest {
                 newest = step;
                 report.checkpoint_bytes = bytes;
-                report.note_checkpoint(&cluster, checkpoints, monitor)?;
+                report.note_checkpoint(&cluster, monitor)?;
             }
         }
         progress.check(&cluster, STANDSTILL)?;
@@ -105,10 +118,10 @@ impl SoakReport {
     fn note_checkpoint(
         &mut self,
         cluster: &LocalCluster,
-        expected: u64,
         monitor: &mut RunMonitor<'_>,
     ) -> Result<(), LocalClusterError> {
         self.checkpoints += 1;
+        let expected = self.expected;
         if !self.checkpoints.is_multiple_of((expected / SAMPLES).max(1)) {
             return Ok(());
         }
@@ -143,11 +156,17 @@ impl SoakReport {
         self.nodes.iter().enumerate().map(growth).collect()
     }
 
-    /// Whether no node's disk holds more than one checkpoint beyond what it held before.
+    /// What it shows.
     #[must_use]
-    pub fn is_flat(&self) -> bool {
-        let is_flat = |node: &NodeGrowth| node.after <= node.before + self.checkpoint_bytes;
-        !self.samples.is_empty() && self.growth().iter().all(is_flat)
+    pub fn verdict(&self) -> SoakVerdict {
+        let grows = |node: &NodeGrowth| node.after > node.before + self.checkpoint_bytes;
+        if self.growth().iter().any(grows) {
+            SoakVerdict::Grows
+        } else if self.checkpoints < self.expected || self.samples.is_empty() {
+            SoakVerdict::TooFew
+        } else {
+            SoakVerdict::Flat
+        }
     }
 
     /// A picture of it, as SVG.
@@ -170,9 +189,14 @@ impl fmt::Display for SoakReport {
             let (before, after) = (mib(before), mib(after));
             writeln!(f, "  {node:<12} {before:>8.1} MiB {after:>8.1} MiB")?;
         }
-        match self.is_flat() {
-            true => write!(f, "flat within one checkpoint on every node"),
-            false => write!(f, "NOT FLAT: a node holds more than one checkpoint beyond before"),
+        match self.verdict() {
+            SoakVerdict::Flat => write!(f, "flat within one checkpoint on every node"),
+            SoakVerdict::Grows => {
+                write!(f, "NOT FLAT: a node holds more than one checkpoint beyond before")
+            }
+            SoakVerdict::TooFew => {
+                write!(f, "TOO FEW: {} checkpoints were to be complete", self.expected)
+            }
         }
     }
 }
@@ -189,14 +213,14 @@ mod tests {
             SoakSample { checkpoint, kept, other: vec![5, checkpoint] }
         };
         let samples = (1..=100).map(sample).collect();
-        SoakReport { nodes, checkpoint_bytes: 10, checkpoints: 100, samples }
+        SoakReport { nodes, checkpoint_bytes: 10, checkpoints: 100, expected: 100, samples }
     }
 
     #[test]
     fn a_disk_that_fills_is_found_and_one_that_fills_up_to_its_retention_is_not() {
-        let check = |kept: &dyn Fn(u64) -> u64, is_flat| {
+        let check = |kept: &dyn Fn(u64) -> u64, is_flat: bool| {
             let report = soak(kept);
-            assert_eq!(report.is_flat(), is_flat, "{report}");
+            assert_eq!(report.verdict() == SoakVerdict::Flat, is_flat, "{report}");
         };
         check(&|_| 40, true);
         check(&|at| at.min(10) * 4, true);
@@ -205,7 +229,9 @@ mod tests {
         check(&|at| 40 + at, false);
         check(&|at| if at > 90 { 51 } else { 40 }, false);
         check(&|at| if at > 90 { 50 } else { 40 }, true);
-        assert!(!SoakReport::default().is_flat(), "nothing was measured");
+        assert_eq!(SoakReport::default().verdict(), SoakVerdict::TooFew, "nothing was measured");
+        let fewer = SoakReport { checkpoints: 99, ..soak(|_| 40) };
+        assert_eq!(fewer.verdict(), SoakVerdict::TooFew, "{fewer}");
     }
 
     #[test]

@@ -12,6 +12,7 @@ use zbelastic_identity::{
     JoinError, JoinSetup, JoinToken, NodeKey, NodeName, PeerRole, join_cluster,
 };
 use zbelastic_machine::name_resolver;
+use zbelastic_machine::own_address::reachable_addresses;
 use zbelastic_node::cluster::threads::{raise_niceness, runtime};
 use zbelastic_node::data_folder::NodeDataFolder;
 use zbelastic_ui::{
@@ -96,6 +97,13 @@ pub fn start_server(
 ) -> Result<UiServer, CommandFailure> {
     let policy = AccessPolicy::at(address, token_check(checks_at));
     UiServer::start(UiSettings { address, policy, costs }, runtime()?).map_err(cannot_listen)
+}
+
+/// Where a browser finds the page: a server that listens on every interface is reached at one address.
+#[must_use]
+pub fn browser_address(server: &UiServer) -> SocketAddr {
+    let listens = server.address();
+    reachable_addresses(listens, &[]).first().copied().unwrap_or(listens)
 }
 
 fn cannot_listen(error: ServeError) -> CommandFailure {

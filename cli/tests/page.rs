@@ -32,9 +32,9 @@ struct PageServer {
 }
 
 impl PageServer {
-    fn start(folder: &Path, cluster: &str) -> Self {
+    fn start(folder: &Path, cluster: &str, listen: &str) -> Self {
         let mut command = zbelastic(folder);
-        command.args(["ui", "--listen", "0", "--price", "2", "--cluster", cluster]);
+        command.args(["ui", "--listen", listen, "--price", "2", "--cluster", cluster]);
         let mut child = command.stdout(Stdio::piped()).spawn().expect("the binary runs");
         let mut line = String::new();
         let out = child.stdout.take().expect("it is a pipe");
@@ -64,7 +64,7 @@ fn the_page_shows_what_status_prints_and_a_worker_that_was_killed() {
     let Some(browser) = Browser::start() else { return };
     let mut cluster = SpawnedCluster::new();
     cluster.join_all(&["a", "b", "c"], 4);
-    let page = PageServer::start(&cluster.nodes[0].folder, &cluster.addresses[0]);
+    let page = PageServer::start(&cluster.nodes[0].folder, &cluster.addresses[0], "0");
     browser.open(&page.address);
     cluster.run(STEPS);
     browser.wait("steps appear without loading again", "return state.steps.step.length > 3");

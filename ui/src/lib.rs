@@ -28,7 +28,7 @@ mod shared;
 pub use access::{AccessPolicy, TokenCheck, TokenRefusal};
 pub use assets::report_page;
 pub use hub::VIEWERS_MAX;
-pub use server::{CONNECTIONS_MAX, PageObserver, ServeError, UiServer, UiSettings};
+pub use server::{CONNECTIONS_MAX, PageObserver, PageService, ServeError, UiServer, UiSettings};
 
 /// Most bytes of a request's body: a token has at most 1,024 characters.
 pub const REQUEST_BYTES_MAX: usize = 2048;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Runtime;
 use tokio::sync::{Semaphore, mpsc, watch};
@@ -107,14 +107,11 @@ impl UiServer {
         let listener = runtime.block_on(TcpListener::bind(wanted));
         let listener = listener.map_err(|error| ServeError::of(wanted, error))?;
         let address = listener.local_addr().map_err(|error| ServeError::of(wanted, error))?;
-        let (hub, sender) = hub(Dashboard::new(costs));
-        runtime.spawn(hub.run());
-        let (sessions, inbox) = mpsc::channel(SESSION_QUEUE_MAX);
-        runtime.spawn(keep_sessions(inbox));
-        let server =
-            SharedServer { hub: sender.clone(), policy, sessions, token_checks: Semaphore::new(1) };
-        runtime.spawn(accept_all(listener, Arc::new(server)));
-        let HubSender { observed, viewers, .. } = sender;
+        let entered = runtime.enter();
+        let service = PageService::start(policy, costs);
+        drop(entered);
+        let HubSender { observed, viewers, .. } = service.0.hub.clone();
+        runtime.spawn(accept_all(listener, service));
         Ok(Self { _runtime: runtime, address, observed, viewers })
     }
 
@@ -156,7 +153,39 @@ impl PageObserver {
     }
 }
 
-async fn accept_all(listener: TcpListener, server: Arc<SharedServer>) {
+/// Answers requests, whatever carries the bytes of a connection.
+#[derive(Clone)]
+pub struct PageService(Arc<SharedServer>);
+
+impl PageService {
+    /// Starts the tasks that it needs, in the runtime that the caller is in.
+    ///
+    /// # Panics
+    /// Outside a runtime.
+    #[must_use]
+    pub fn start(policy: AccessPolicy, costs: RunCosts) -> Self {
+        let (hub, sender) = hub(Dashboard::new(costs));
+        tokio::spawn(hub.run());
+        let (sessions, inbox) = mpsc::channel(SESSION_QUEUE_MAX);
+        tokio::spawn(keep_sessions(inbox));
+        let token_checks = Semaphore::new(1);
+        Self(Arc::new(SharedServer { hub: sender, policy, sessions, token_checks }))
+    }
+
+    /// Answers the requests of a connection until it ends. A client that breaks HTTP or goes away ends
+    /// its own connection and nothing else.
+    pub async fn serve(self, stream: impl AsyncRead + AsyncWrite + Unpin) {
+        let service = service_fn(move |request| {
+            let server = self.0.clone();
+            async move { Ok::<_, Infallible>(routes::answer(server, request).await) }
+        });
+        let mut connection = http1::Builder::new();
+        connection.timer(TokioTimer::new()).header_read_timeout(HEAD_WITHIN);
+        let _ = connection.serve_connection(TokioIo::new(stream), service).await;
+    }
+}
+
+async fn accept_all(listener: TcpListener, service: PageService) {
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
         let Ok((stream, _)) = listener.accept().await else {
@@ -165,9 +194,10 @@ async fn accept_all(listener: TcpListener, server: Arc<SharedServer>) {
         };
         match places.clone().try_acquire_owned() {
             Ok(place) => {
-                let server = server.clone();
+                let service = service.clone();
                 tokio::spawn(async move {
-                    serve(stream, server).await;
+                    let _ = stream.set_nodelay(true);
+                    service.serve(stream).await;
                     drop(place);
                 });
             }
@@ -182,16 +212,4 @@ async fn refuse(mut stream: TcpStream) {
         Content-Length: 32\r\nConnection: close\r\n\r\ntoo many connections, come back\n";
     let _ = stream.write_all(REFUSAL).await;
     let _ = stream.shutdown().await;
-}
-
-async fn serve(stream: TcpStream, server: Arc<SharedServer>) {
-    let _ = stream.set_nodelay(true);
-    let service = service_fn(move |request| {
-        let server = server.clone();
-        async move { Ok::<_, Infallible>(routes::answer(server, request).await) }
-    });
-    let mut connection = http1::Builder::new();
-    connection.timer(TokioTimer::new()).header_read_timeout(HEAD_WITHIN);
-    // A client that breaks HTTP or goes away ends its own connection and nothing else.
-    let _ = connection.serve_connection(TokioIo::new(stream), service).await;
 }

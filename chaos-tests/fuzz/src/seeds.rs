@@ -62,6 +62,7 @@ impl Target {
                 "zbelastic-data 1 0.1.0 0.1.0\n",
                 "zbelastic-data 1 0.1.0 0.1.0 4ec5202a\n",
             ]),
+            Self::PageRequests => messages::page_requests(),
             Self::ApiRequests => messages::api_requests(),
             Self::ApiAnswers => messages::api_answers(),
             Self::NodeMessages => messages::node_messages(),

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use crate::memory::peak_bytes;
 use crate::outcome::DecodeOutcome;
 use crate::targets::{
-    certificates, chaos, checkpoint, consensus, data, node, schedule, tokenizer, trainer, transport,
+    certificates, chaos, checkpoint, consensus, data, node, page, schedule, tokenizer, trainer,
+    transport,
 };
 
 /// Bytes that any reader may allocate for its own purposes: buffers, tables, a runtime.
@@ -125,6 +126,8 @@ targets! {
     ChunkNames => spec("chunk-names", checkpoint::chunk_names),
     /// `VERSION` of a data folder.
     FolderVersions => spec("folder-versions", checkpoint::folder_versions),
+    /// Requests that browsers send to the server of the page, over one connection.
+    PageRequests => spec("page-requests", page::page_requests),
     /// Requests that people send to the API of a node.
     ApiRequests => spec("api-requests", node::api_requests),
     /// Answers that people get from it.

@@ -6,6 +6,7 @@ pub mod checkpoint;
 pub mod consensus;
 pub mod data;
 pub mod node;
+pub mod page;
 pub mod schedule;
 pub mod tokenizer;
 pub mod trainer;

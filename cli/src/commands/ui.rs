@@ -8,7 +8,7 @@ use zbelastic_wording::{CommandError, CommandFailure};
 use super::reach::connect;
 use crate::args::UiArgs;
 use crate::command_connection::request_addresses;
-use crate::live_page::{ObservedCluster, observe, start_server};
+use crate::live_page::{ObservedCluster, browser_address, observe, start_server};
 use crate::side_process::{end_with_lifeline, has_lifeline};
 use crate::span_exporter::{SpanCollector, SpanExporter};
 
@@ -30,13 +30,13 @@ pub fn run(args: &UiArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     let history = args.history.clone().unwrap_or_else(|| folder.events());
     let costs = RunCosts { price_per_hour: args.price, ..RunCosts::default() };
     let server = start_server(args.listen, costs, addresses.clone())?;
-    let address = server.address();
+    let address = browser_address(&server);
     writeln!(out, "page    http://{address}/")?;
     writeln!(out, "metrics http://{address}/metrics")?;
     if !is_child {
         writeln!(out, "Ctrl-C ends the page, and nothing else")?;
     }
-    if !address.ip().is_loopback() {
+    if !server.address().ip().is_loopback() {
         writeln!(
             out,
             "note: a browser logs in with a token: zbelastic token create --role viewer"

@@ -48,6 +48,9 @@ fn an_address_that_cannot_be_had_is_named_and_a_controller_goes_on_without() {
     let text = String::from_utf8_lossy(&foreign.stderr);
     assert_eq!(foreign.status.code(), Some(6), "{text}");
     assert!(text.contains("192.0.2.1:80 is not an address of this machine"), "{text}");
+    let everywhere = PageServer::start(&cluster.nodes[0].folder, &address, "0.0.0.0:0");
+    let host = everywhere.address.trim_start_matches("http://").trim_end_matches('/');
+    assert!(!host.starts_with("0.0.0.0") && get(host, "/healthz", "").is_some(), "{host}");
     let log = cluster.nodes[0].folder.with_extension("log");
     cluster.wait("the controller's note", |_| {
         let log = std::fs::read_to_string(&log).ok()?;
@@ -107,7 +110,7 @@ fn cut(host: &str, is_over: &AtomicBool) {
 fn scrapes_without_a_pause_and_streams_that_are_cut_stop_no_run() {
     let mut cluster = SpawnedCluster::new();
     cluster.join_all(&["a", "b"], 3);
-    let page = PageServer::start(&cluster.nodes[0].folder, &cluster.addresses[0]);
+    let page = PageServer::start(&cluster.nodes[0].folder, &cluster.addresses[0], "0");
     let host = page.address.trim_start_matches("http://").trim_end_matches('/').to_owned();
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {

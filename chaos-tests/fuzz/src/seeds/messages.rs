@@ -228,3 +228,26 @@ pub fn worker_frames() -> Vec<u8> {
     });
     encode(&forms.collect::<Vec<FrameFields>>())
 }
+
+/// Requests for the page, as browsers, load balancers and scrapers send them.
+pub fn page_requests() -> Vec<Vec<u8>> {
+    let form = "token=zbe1-0123456789abcdef";
+    let log_in = format!(
+        "POST /login HTTP/1.1\r\nHost: a\r\nSec-Fetch-Site: same-origin\r\n\
+         Content-Type: application/x-www-form-urlencoded\r\nContent-Length: {}\r\n\r\n{form}",
+        form.len()
+    );
+    let chunked = format!(
+        "POST /login HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n\
+         {:x}\r\n{form}\r\n0\r\n\r\n",
+        form.len()
+    );
+    super::texts(&[
+        "GET /healthz HTTP/1.1\r\nHost: a\r\n\r\nHEAD /style.css HTTP/1.1\r\nHost: a\r\n\r\n",
+        "GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n",
+        "GET /events HTTP/1.1\r\nHost: a\r\nCookie: a=b; zbelastic_session=00ff\r\n\r\n",
+        "GET /metrics HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer zbe1-0123\r\n\r\n",
+        &log_in,
+        &chunked,
+    ])
+}
