@@ -7,12 +7,14 @@
 //! name = "a"
 //! speed = 2.0            # times this machine
 //! memory = "10GiB"
+//! zone = "us-east-1a"    # one that machines fail with
 //! count = 3
 //! ```
 
 use std::path::Path;
 
 use serde::Deserialize;
+use zbelastic_consensus::contact::check_zone;
 use zbelastic_types::Bytes;
 use zbelastic_wording::{CommandFailure, FailureDetail};
 
@@ -31,6 +33,8 @@ pub struct NodeSpec {
     pub speed: f64,
     /// Memory that a stage may use, if that is limited.
     pub memory: Option<Bytes>,
+    /// The zone that it is in; empty if that is not known.
+    pub zone: String,
 }
 
 /// Machines and the links between them.
@@ -60,6 +64,8 @@ struct NodeEntry {
     #[serde(default = "like_this_one")]
     speed: f64,
     memory: Option<String>,
+    #[serde(default)]
+    zone: String,
     #[serde(default = "one")]
     count: usize,
 }
@@ -144,7 +150,8 @@ impl NodeEntry {
         let memory = self.memory.as_ref().filter(|text| parse_size(text).is_none());
         let memory =
             memory.map(|found| format!("memory: expected a size such as 10GiB, found `{found}`"));
-        speed.into_iter().chain(memory).collect()
+        let zone = check_zone(&self.zone).err().map(|refusal| format!("zone: {refusal}"));
+        speed.into_iter().chain(memory).chain(zone).collect()
     }
 
     /// The `copy`-th of its machines, with so many before it.
@@ -155,7 +162,7 @@ impl NodeEntry {
             (None, _) => format!("n{before}"),
         };
         let memory = self.memory.as_deref().and_then(parse_size);
-        NodeSpec { name, speed: self.speed, memory }
+        NodeSpec { name, speed: self.speed, memory, zone: self.zone.clone() }
     }
 }
 
@@ -180,8 +187,11 @@ mod tests {
     #[test]
     fn machines_are_named_and_counted() {
         let text = "latency = \"0.2ms\"\ngbit_per_s = 9.4\n[[node]]\nname = \"a\"\nspeed = 2.0\n\
-                    memory = \"1GiB\"\n[[node]]\ncount = 2\n[[node]]\nname = \"c\"\ncount = 2";
-        let node = |name: &str, speed, memory| NodeSpec { name: name.to_owned(), speed, memory };
+                    memory = \"1GiB\"\nzone = \"z\"\n[[node]]\ncount = 2\n[[node]]\nname = \"c\"\ncount = 2";
+        let node = |name: &str, speed, memory| {
+            let zone = if name == "a" { "z" } else { "" };
+            NodeSpec { name: name.to_owned(), speed, memory, zone: zone.to_owned() }
+        };
         let nodes = vec![
             node("a", 2.0, Some(Bytes(1 << 30))),
             node("n1", 1.0, None),
@@ -211,17 +221,20 @@ mod tests {
         check(&many, &[": expected 1 to 1024 nodes, found 1025"]);
         check(&format!("{many}\n").repeat(3), &[": expected 1 to 1024 nodes, found 1025"]);
         check(
-            "latency = \"fast\"\ngbit_per_s = 0.0\n[[node]]\nspeed = -1.0\nmemory = \"big\"",
+            "latency = \"fast\"\ngbit_per_s = 0.0\n[[node]]\nspeed = -1.0\nmemory = \"big\"\nzone = \"a/b\"",
             &[
                 "node 1: speed: expected a number above 0, found -1",
                 "node 1: memory: expected a size such as 10GiB, found `big`",
+                "node 1: zone: a zone is made of a-z, 0-9 and -, not of '/'",
                 ": latency: expected a time such as 0.2ms or 50us, found `fast`",
                 ": gbit_per_s: expected a number above 0, found 0",
             ],
         );
         check(
             "[[node]]\nsped = 1.0",
-            &["line 2: unknown field `sped`, expected one of `name`, `speed`, `memory`, `count`"],
+            &[
+                "line 2: unknown field `sped`, expected one of `name`, `speed`, `memory`, `zone`, `count`",
+            ],
         );
     }
 }

@@ -61,6 +61,7 @@ pub use ephemeral::EPHEMERAL_TICKS_MAX;
 pub use faults::PLANS_FAILED_MAX;
 pub use in_force::PlanInForce;
 pub use inbox::HELD_VERSIONS_MAX;
+pub use keepers::copies;
 pub use measurement::PlanMeasurement;
 pub use planning::PlanNeed;
 pub use refusal::InputRefusal;

@@ -18,6 +18,7 @@ A file of nodes:
   name = \"a\"
   speed = 2.0              times this machine; 1 if left out
   memory = \"10GiB\"         no limit if left out
+  zone = \"us-east-1a\"      what it fails with; unknown if left out
   count = 3                so many of them; 1 if left out
 
 Examples:

@@ -5,6 +5,7 @@ mod machines;
 mod report;
 #[cfg(test)]
 mod tests;
+mod zones;
 
 use std::io::Write;
 use std::time::Instant;

@@ -56,7 +56,7 @@ impl Planning {
 /// are such and none of them keeps more than one copy more than its share; of several the next ones
 /// behind `offset`, in a ring of the others. Another offset makes other pairs.
 #[must_use]
-pub(super) fn copies(
+pub fn copies(
     domains: &[FailureDomain],
     placement: &Placement,
     (wanted, offset): (u32, u32),

@@ -23,6 +23,7 @@ gbit_per_s = 9.4
 name = "a"
 speed = 2.0
 memory = "10GiB"
+zone = "us-east-1a"
 count = 3
 "#;
 /// One line of each event that is looked at, and a torn one.

@@ -11,6 +11,8 @@ use zbelastic_trainer::plan::{
 use zbelastic_types::Bytes;
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 
+use super::zones::ZoneForecast;
+
 /// The input of a forecast.
 #[derive(Clone, Copy)]
 pub struct ForecastInput<'a> {
@@ -85,6 +87,8 @@ pub struct Forecast<'a> {
     pub gap: Option<f64>,
     /// When one machine is lost, and when two are.
     pub losses: Vec<NodeLossForecast>,
+    /// When a zone is lost, if zones are known.
+    pub zones: Option<ZoneForecast>,
     choice: PlanChoice,
     pace: Pace,
 }
@@ -137,7 +141,9 @@ impl<'a> Forecast<'a> {
             .map(|bound| (choice.prediction.period / bound - 1.0).max(0.0));
         let losses = (1..=LOST_MAX).filter_map(|lost| stage_machines.worst_loss(lost)).collect();
         let StageMachines { pace, nodes, grid, .. } = stage_machines;
-        Ok(Self { input, rows, left_out, gap, losses, choice, pace, nodes, grid })
+        let copies = input.config.elastic.copies;
+        let zones = ZoneForecast::new(&nodes, choice.plan.placement(), copies);
+        Ok(Self { input, rows, left_out, gap, losses, zones, choice, pace, nodes, grid })
     }
 
     /// One step of the chosen schedule in time.

@@ -23,7 +23,12 @@ pub fn machines(args: &PlanArgs, threads: usize) -> Result<NetworkSpec, CommandF
                 vec![FailureDetail::new(what).at("--nodes")],
             ));
         }
-        let node = |index| NodeSpec { name: format!("n{index}"), speed: 1.0, memory: None };
+        let node = |index| NodeSpec {
+            name: format!("n{index}"),
+            speed: 1.0,
+            memory: None,
+            zone: String::new(),
+        };
         let nodes = (0..count).map(node).collect();
         return Ok(NetworkSpec { nodes, latency_s: 0.0, gbit_per_s: None });
     }
@@ -56,6 +61,7 @@ fn live(status: &StatusReport, threads: usize) -> Result<NetworkSpec, CommandFai
         name: member.name.clone(),
         speed: f64::from(member.speed_permille.max(1)) / here,
         memory: (member.memory > Bytes(0)).then_some(member.memory),
+        zone: member.zone.clone(),
     };
     Ok(NetworkSpec { nodes: workers.iter().map(node).collect(), latency_s: 0.0, gbit_per_s: None })
 }

@@ -10,6 +10,7 @@ use zbelastic_wording::CommandError;
 use zbelastic_wording::figures::{grouped, pipelines_text, three_digits};
 
 use super::forecast::{Forecast, ForecastRow, NodeLossForecast};
+use super::zones::ZoneForecast;
 use crate::commands::table::{ColumnAlign, TextTable};
 
 #[derive(Serialize)]
@@ -25,6 +26,7 @@ struct ForecastJson<'a> {
     left_out: Vec<OmittedScheduleJson<'a>>,
     gap: Option<f64>,
     losses: &'a [NodeLossForecast],
+    zones: Option<&'a ZoneForecast>,
     assumptions: Vec<String>,
 }
 
@@ -33,6 +35,7 @@ struct ForecastNodeJson<'a> {
     name: &'a str,
     speed: f64,
     memory_bytes: Option<u64>,
+    zone: &'a str,
 }
 
 #[derive(Serialize)]
@@ -49,8 +52,9 @@ pub fn write_json<'a>(
 ) -> Result<(), CommandError> {
     let config = forecast.input.config;
     let node = |node: &'a NodeSpec| {
-        let NodeSpec { name, speed, memory } = node;
-        ForecastNodeJson { name, speed: *speed, memory_bytes: memory.map(|memory| memory.0) }
+        let NodeSpec { name, speed, memory, zone } = node;
+        let memory_bytes = memory.map(|memory| memory.0);
+        ForecastNodeJson { name, speed: *speed, memory_bytes, zone }
     };
     let json = ForecastJson {
         parameters: model_size(&config.model).1,
@@ -67,6 +71,7 @@ pub fn write_json<'a>(
             .collect(),
         gap: forecast.gap,
         losses: &forecast.losses,
+        zones: forecast.zones.as_ref(),
         assumptions: assumptions(forecast, threads),
     };
     let text = serde_json::to_string_pretty(&json).expect("finite numbers are JSON");
@@ -121,6 +126,9 @@ pub fn write_text(
     writeln!(out, "Assumptions: {}.", assumptions(forecast, threads).join("; "))?;
     for loss in &forecast.losses {
         writeln!(out, "{}", loss_line(loss))?;
+    }
+    if let Some(zones) = &forecast.zones {
+        writeln!(out, "{}", zones_line(zones))?;
     }
     Ok(())
 }
@@ -189,4 +197,17 @@ fn loss_line(loss: &NodeLossForecast) -> String {
         ),
         None => format!("If {loss_text} ({names} at worst): nothing fits; training would wait."),
     }
+}
+
+/// What the loss of a zone takes.
+fn zones_line(ZoneForecast { zones, exposed }: &ZoneForecast) -> String {
+    if exposed.is_empty() {
+        return format!("If a zone of {zones} is lost: every layer is in another one, too.");
+    }
+    let names: Vec<&str> = exposed.iter().map(String::as_str).collect();
+    format!(
+        "If a zone of {zones} is lost: the layers of {} are in one zone only, and training may go back \
+         to the last checkpoint; nodes of other zones, or elastic.copies, change that.",
+        shown(&names)
+    )
 }

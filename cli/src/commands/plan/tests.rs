@@ -15,7 +15,7 @@ fn config(keys: &[&str]) -> RunConfig {
 }
 
 fn node(name: &str, speed: f64, memory: Option<Bytes>) -> NodeSpec {
-    NodeSpec { name: name.to_owned(), speed, memory }
+    NodeSpec { name: name.to_owned(), speed, memory, zone: String::new() }
 }
 
 fn alike(count: usize) -> Vec<NodeSpec> {
@@ -209,4 +209,31 @@ fn gradients_of_replicas_take_their_time_on_a_narrow_link() {
     let free = step_ms(None);
     let narrow = step_ms(Some(1e-3));
     assert!(narrow > free + half_ms, "{narrow} {free} {half_ms}");
+}
+
+#[test]
+fn it_names_the_nodes_whose_layers_are_in_one_zone_only() {
+    let exposed = |zones: &str, copies: &str| {
+        let in_zone = |(node, zone): (NodeSpec, char)| {
+            let zone = if zone == '?' { String::new() } else { zone.to_string() };
+            NodeSpec { zone, ..node }
+        };
+        let nodes = alike(zones.len()).into_iter().zip(zones.chars()).map(in_zone).collect();
+        let config = config(&["model.layers=6", copies]);
+        let zones = |forecast: &Forecast<'_>| {
+            let mut text = Vec::new();
+            write_text(forecast, 1, &mut text).expect("memory");
+            let text = String::from_utf8(text).expect("text");
+            let zones = forecast.zones.clone();
+            assert_eq!(zones.is_some(), text.contains("If a zone of"), "{text}");
+            zones.map(|zones| (zones.zones, zones.exposed.join(" ")))
+        };
+        forecast(&config, &machines(nodes), &[ScheduleKind::ZbH1], zones).expect("it fits")
+    };
+    let found = |count, names: &str| Some((count, names.to_owned()));
+    assert_eq!(exposed("????", "elastic.copies=1"), None);
+    assert_eq!(exposed("abab", "elastic.copies=1"), found(2, ""));
+    assert_eq!(exposed("aabb", "elastic.copies=1"), found(2, ""));
+    assert_eq!(exposed("aaaa", "elastic.copies=1"), found(1, "n0 n1 n2 n3"));
+    assert_eq!(exposed("ab??", "elastic.copies=0"), found(2, "n0 n1"));
 }
