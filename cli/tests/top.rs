@@ -69,9 +69,12 @@ fn top_draws_in_a_terminal_of_any_size_and_leaves_it_as_it_was() {
         cluster.nodes[0].folder.display(),
         cluster.addresses[0],
     );
-    for key in ["q", "Escape", "C-c"] {
+    let process = cluster.root.path().join("top");
+    for end in ["q", "Escape", "C-c", "TERM", "HUP"] {
+        let shown = process.display();
+        let top = format!("sh -c 'echo $$ > {shown}; exec {top}'");
         let shell = format!("echo before; {top}; code=$?; {RAW}; echo \"ended $code\"; cat");
-        let terminal = terminal(key);
+        let terminal = terminal(end);
         terminal.open(80, 24, &shell);
         let shown = terminal.wait("the end of the run", |shown| shown.contains("step 10 of 10"));
         assert!(shown.contains("test / ") && shown.contains("q quit"), "{shown}");
@@ -83,10 +86,15 @@ fn top_draws_in_a_terminal_of_any_size_and_leaves_it_as_it_was() {
         terminal.tmux(&["resize-window", "-x", "20", "-y", "5"]);
         terminal.wait("a tiny one", |shown| shown.contains("test / "));
         terminal.tmux(&["resize-window", "-x", "80", "-y", "24"]);
-        terminal.tmux(&["send-keys", key]);
+        if ["TERM", "HUP"].contains(&end) {
+            let process = std::fs::read_to_string(&process).expect("its number");
+            content(Command::new("kill").args(["-s", end, process.trim()]));
+        } else {
+            terminal.tmux(&["send-keys", end]);
+        }
         let left = terminal.wait("the shell", |shown| shown.contains("ended 0"));
         let is_as_before = left.contains("before") && left.contains("raw 0");
-        assert!(is_as_before, "{key}:\n{left}");
+        assert!(is_as_before, "{end}:\n{left}");
     }
     let terminal = terminal("dumb");
     terminal.open(80, 24, &format!("TERM=dumb {top} --interval 100ms"));

@@ -85,6 +85,10 @@ function receive(message) {
       state.lanes = state.lanes.filter(lanes => lanes.step <= message.step);
       break;
     }
+    case "another_run":
+      Object.assign(state, { steps: emptySteps(), held: [], lanes: [], causes: null });
+      for (const mark of state.marks) mark.step = null;
+      break;
     case "lanes":
       state.lanes.push(...message.lanes);
       state.lanes.splice(0, state.lanes.length - LANES_KEPT);
@@ -117,8 +121,8 @@ function schedule(...kinds) {
     const any = (...names) => names.some(name => kinds.has(name)) || kinds.has("snapshot") || kinds.has("all");
     if (any("source", "status")) drawTop();
     if (any("status", "source", "added")) drawTiles();
-    if (any("added", "rewound")) drawCharts();
-    if (any("lanes", "rewound", "status", "added")) drawLanes();
+    if (any("added", "rewound", "another_run")) drawCharts();
+    if (any("lanes", "rewound", "another_run", "status", "added")) drawLanes();
     if (any("status", "added")) drawNodes();
     if (any("added")) drawDecisions();
     if (any("status", "added")) drawGroup();
@@ -261,7 +265,8 @@ function memberState(member) {
   if (member.left_out) return `left out: ${member.left_out}`;
   const isStandby = member.role === "worker" && member.stage == null;
   const activity = Object.keys(member.work?.activity ?? {});
-  return [standing.state, ...(isStandby ? ["standby"] : []), ...activity].join(", ") + since;
+  const disk = member.disk?.low ? [`disk low, ${bytes(member.disk.free)} free`] : [];
+  return [standing.state, ...(isStandby ? ["standby"] : []), ...activity, ...disk].join(", ") + since;
 }
 
 function memoryCell(member) {

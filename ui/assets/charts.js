@@ -168,7 +168,7 @@ class Charts {
     });
     for (const mark of this.marks) {
       const style = MARKS[mark.kind];
-      if (!style) continue;
+      if (!style || mark.step == null) continue;
       const x = at(mark.step);
       if (x < bbox.left - 9 || x > bbox.left + bbox.width + 9) continue;
       ctx.strokeStyle = ctx.fillStyle = fade(css(style[1]), .8);
@@ -195,7 +195,7 @@ class Charts {
     const index = plot.cursor.idx;
     if (index == null || plot.cursor.left < 0) return;
     const steps = this.steps, step = steps.step[index];
-    const near = this.marks.filter(mark => MARKS[mark.kind] &&
+    const near = this.marks.filter(mark => MARKS[mark.kind] && mark.step != null &&
       Math.abs(plot.valToPos(mark.step, "x") - plot.cursor.left) < 7);
     const verdict = { c: "clipped", s: "skipped" }[steps.verdicts[index]];
     const held = new Map(this.held).get(step);

@@ -13,12 +13,13 @@
 //! On a loopback address nobody logs in, and only requests whose `Host` is this machine are answered,
 //! so that no page of another site reaches it by a name of its own (DNS rebinding). On any other
 //! address a session is needed ([`access`]). Everything has a limit: [`CONNECTIONS_MAX`],
-//! [`VIEWERS_MAX`], [`REQUEST_BYTES_MAX`], [`access::SESSIONS_MAX`].
+//! [`VIEWERS_MAX`], [`REQUEST_BYTES_MAX`], [`access::SESSIONS_MAX`], [`ClientDeadlines`].
 //!
 //! [`Observation`]: zbelastic_view::Observation
 
 pub mod access;
 mod assets;
+mod deadline_stream;
 mod hub;
 mod response;
 mod routes;
@@ -28,7 +29,9 @@ mod shared;
 pub use access::{AccessPolicy, TokenCheck, TokenRefusal};
 pub use assets::report_page;
 pub use hub::VIEWERS_MAX;
-pub use server::{CONNECTIONS_MAX, PageObserver, PageService, ServeError, UiServer, UiSettings};
+pub use server::{
+    CONNECTIONS_MAX, ClientDeadlines, PageObserver, PageService, ServeError, UiServer, UiSettings,
+};
 
 /// Most bytes of a request's body: a token has at most 1,024 characters.
 pub const REQUEST_BYTES_MAX: usize = 2048;

@@ -8,6 +8,7 @@ use hyper::body::{Body, Incoming};
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
 
 use crate::REQUEST_BYTES_MAX;
 use crate::access::{
@@ -184,8 +185,11 @@ async fn log_in(
     if site.is_some_and(|site| site != "same-origin" && site != "none") {
         return text(StatusCode::FORBIDDEN, "the form is of another site\n");
     }
-    let Some(body) = whole_body(request.into_body()).await else {
-        return text(StatusCode::PAYLOAD_TOO_LARGE, "a token is shorter\n");
+    let within = server.deadlines.body;
+    let body = match timeout(within, whole_body(request.into_body())).await {
+        Ok(Some(body)) => body,
+        Ok(None) => return text(StatusCode::PAYLOAD_TOO_LARGE, "a token is shorter\n"),
+        Err(_) => return text(StatusCode::REQUEST_TIMEOUT, "the form did not come in time\n"),
     };
     let token = String::from_utf8(body).ok().and_then(|form| token_of(&form));
     let Some(token) = token else {

@@ -16,6 +16,7 @@ use tokio::time::{Duration, sleep, timeout};
 use zbelastic_view::{Dashboard, Observation, RunCosts};
 
 use crate::access::AccessPolicy;
+use crate::deadline_stream::DeadlineStream;
 use crate::hub::{HubSender, hub};
 use crate::routes;
 use crate::shared::{SharedServer, keep_sessions};
@@ -23,8 +24,25 @@ use crate::shared::{SharedServer, keep_sessions};
 /// Connections that are answered at once: four for each page that may be open. One more gets 503 and
 /// is closed.
 pub const CONNECTIONS_MAX: usize = 4 * crate::VIEWERS_MAX;
-/// A client sends the head of its request within this.
-const HEAD_WITHIN: Duration = Duration::from_secs(10);
+/// How long a connection waits for its client. Each has a place among [`CONNECTIONS_MAX`], which nobody needs
+/// a token for.
+#[derive(Clone, Copy, Debug)]
+pub struct ClientDeadlines {
+    /// The head of a request is sent within this.
+    pub head: Duration,
+    /// Its body is sent within this: a form with a token.
+    pub body: Duration,
+    /// Something of what is sent to it is read within this.
+    pub read: Duration,
+}
+
+impl Default for ClientDeadlines {
+    fn default() -> Self {
+        let seconds = Duration::from_secs;
+        Self { head: seconds(10), body: seconds(10), read: seconds(30) }
+    }
+}
+
 /// A refusal is sent within this, or the connection is closed without it.
 const REFUSAL_WITHIN: Duration = Duration::from_secs(1);
 /// Pause after an error of `accept`, which is for want of file descriptors.
@@ -108,7 +126,7 @@ impl UiServer {
         let listener = listener.map_err(|error| ServeError::of(wanted, error))?;
         let address = listener.local_addr().map_err(|error| ServeError::of(wanted, error))?;
         let entered = runtime.enter();
-        let service = PageService::start(policy, costs);
+        let service = PageService::start(policy, costs, ClientDeadlines::default());
         drop(entered);
         let HubSender { observed, viewers, .. } = service.0.hub.clone();
         runtime.spawn(accept_all(listener, service));
@@ -163,24 +181,26 @@ impl PageService {
     /// # Panics
     /// Outside a runtime.
     #[must_use]
-    pub fn start(policy: AccessPolicy, costs: RunCosts) -> Self {
+    pub fn start(policy: AccessPolicy, costs: RunCosts, deadlines: ClientDeadlines) -> Self {
         let (hub, sender) = hub(Dashboard::new(costs));
         tokio::spawn(hub.run());
         let (sessions, inbox) = mpsc::channel(SESSION_QUEUE_MAX);
         tokio::spawn(keep_sessions(inbox));
         let token_checks = Semaphore::new(1);
-        Self(Arc::new(SharedServer { hub: sender, policy, sessions, token_checks }))
+        Self(Arc::new(SharedServer { hub: sender, policy, sessions, token_checks, deadlines }))
     }
 
-    /// Answers the requests of a connection until it ends. A client that breaks HTTP or goes away ends
-    /// its own connection and nothing else.
+    /// Answers the requests of a connection until it ends. A client that breaks HTTP, does not read or goes
+    /// away ends its own connection and nothing else.
     pub async fn serve(self, stream: impl AsyncRead + AsyncWrite + Unpin) {
+        let ClientDeadlines { head, read, .. } = self.0.deadlines;
+        let stream = DeadlineStream::new(stream, read);
         let service = service_fn(move |request| {
             let server = self.0.clone();
             async move { Ok::<_, Infallible>(routes::answer(server, request).await) }
         });
         let mut connection = http1::Builder::new();
-        connection.timer(TokioTimer::new()).header_read_timeout(HEAD_WITHIN);
+        connection.timer(TokioTimer::new()).header_read_timeout(head);
         let _ = connection.serve_connection(TokioIo::new(stream), service).await;
     }
 }
@@ -212,4 +232,53 @@ async fn refuse(mut stream: TcpStream) {
         Content-Length: 32\r\nConnection: close\r\n\r\ntoo many connections, come back\n";
     let _ = stream.write_all(REFUSAL).await;
     let _ = stream.shutdown().await;
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, DuplexStream, duplex};
+
+    use super::*;
+    use crate::TokenRefusal;
+
+    /// Longer than any wait of these tests.
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// A client of a server that waits for it no longer than this in one respect, and its connection.
+    fn connect(
+        policy: AccessPolicy,
+        deadlines: ClientDeadlines,
+    ) -> (DuplexStream, tokio::task::JoinHandle<()>) {
+        let service = PageService::start(policy, RunCosts::default(), deadlines);
+        let (client, server) = duplex(64);
+        (client, tokio::spawn(service.serve(server)))
+    }
+
+    fn waiting() -> ClientDeadlines {
+        ClientDeadlines { head: PATIENCE, body: PATIENCE, read: PATIENCE }
+    }
+
+    #[tokio::test]
+    async fn a_form_that_does_not_come_gives_its_place_back() {
+        let refuse = |_: &str| Err(TokenRefusal::Refused { reason: "spent".to_owned() });
+        let policy = AccessPolicy::Token(Arc::new(refuse));
+        let deadlines = ClientDeadlines { body: Duration::from_millis(20), ..waiting() };
+        let (mut client, connection) = connect(policy, deadlines);
+        let half = b"POST /login HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\ntoken=";
+        client.write_all(half).await.expect("it is read");
+        let mut answer = String::new();
+        let answered = timeout(PATIENCE / 2, client.read_to_string(&mut answer)).await;
+        answered.expect("it is answered").expect("text");
+        assert!(answer.starts_with("HTTP/1.1 408"), "{answer}");
+        timeout(PATIENCE / 2, connection).await.expect("it ended").expect("no panic");
+    }
+
+    #[tokio::test]
+    async fn a_client_that_does_not_read_gives_its_place_back() {
+        let deadlines = ClientDeadlines { read: Duration::from_millis(20), ..waiting() };
+        let (mut client, connection) = connect(AccessPolicy::Loopback, deadlines);
+        let request = b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n";
+        client.write_all(request).await.expect("it is read");
+        timeout(PATIENCE / 2, connection).await.expect("it ended").expect("no panic");
+    }
 }

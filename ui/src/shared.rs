@@ -6,6 +6,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use crate::access::{AccessPolicy, SessionTable};
 use crate::hub::HubSender;
+use crate::server::ClientDeadlines;
 
 /// Parts of the server that every connection uses.
 pub struct SharedServer {
@@ -14,6 +15,7 @@ pub struct SharedServer {
     pub sessions: mpsc::Sender<SessionRequest>,
     /// Tokens that may be checked at once: one.
     pub token_checks: Semaphore,
+    pub deadlines: ClientDeadlines,
 }
 
 /// A request to the task that owns the sessions.

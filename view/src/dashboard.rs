@@ -123,11 +123,16 @@ impl Dashboard {
         let mut messages = Vec::new();
         let mut batch = AddedBatch::default();
         for event in events {
-            if let Some(step) = self.first_step_undone(&event.kind) {
+            if let EventKind::Rewound { to_step: step, .. } = event.kind {
                 messages.extend(batch.take_message());
                 self.history.rewind(step);
                 self.lanes.rewind(step);
                 messages.push(PageMessage::Rewound { step }.json());
+            }
+            if self.begins_another_run(&event.kind) {
+                messages.extend(batch.take_message());
+                self.forget_run();
+                messages.push(PageMessage::AnotherRun.json());
             }
             self.add(event, &mut batch);
         }
@@ -135,14 +140,18 @@ impl Dashboard {
         messages
     }
 
-    /// The last step that stays, if an event gives up those behind it: a rewind, or another run.
-    fn first_step_undone(&mut self, kind: &EventKind) -> Option<u64> {
-        if let EventKind::Rewound { to_step, .. } = kind {
-            return Some(*to_step);
-        }
-        let EventKind::RunStarted { config, .. } = kind else { return None };
+    fn begins_another_run(&mut self, kind: &EventKind) -> bool {
+        let EventKind::RunStarted { config, .. } = kind else { return false };
         let before = self.run.replace(*config);
-        before.is_some_and(|before| before != *config).then_some(0)
+        before.is_some_and(|before| before != *config)
+    }
+
+    /// What was of the run before is gone; what happened to members and leaders stays, and is at no step.
+    fn forget_run(&mut self) {
+        self.history.rewind(0);
+        self.lanes.rewind(0);
+        self.causes = None;
+        self.marks.iter_mut().for_each(|mark| mark.step = None);
     }
 
     fn add(&mut self, event: &ClusterEvent, batch: &mut AddedBatch) {
@@ -321,8 +330,16 @@ mod tests {
         let started =
             |byte| EventKind::RunStarted { config: sample::digest(byte), step: 0, step_count: 9 };
         let kinds = vec![started(1), step(1), step(2), started(1), step(3), started(2), step(1)];
-        dashboard.observe(events(kinds));
+        let messages = parsed(&dashboard.observe(events(kinds)));
         assert_eq!(dashboard.history().steps().map(|point| point.step).collect::<Vec<_>>(), [1]);
+        let another = messages.iter().filter(|message| message["kind"] == "another_run");
+        assert_eq!(another.count(), 1, "the same run went on before: {messages:?}");
+        let places: Vec<_> = dashboard.marks().map(|mark| mark.step).collect();
+        assert_eq!(
+            places,
+            [None, None, Some(0)],
+            "marks of the first are at no step of the second"
+        );
     }
 
     #[test]

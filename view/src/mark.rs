@@ -77,8 +77,9 @@ impl MarkKind {
 pub struct PageMark {
     /// When, in milliseconds since 1970.
     pub at_ms: u64,
-    /// The step it belongs to: that of the event, else the last one that was sealed before it.
-    pub step: u64,
+    /// The step it belongs to: that of the event, else the last one that was sealed before it; `None` if
+    /// that is a step of an earlier run.
+    pub step: Option<u64>,
     /// Its kind.
     pub kind: MarkKind,
     /// The member that it concerns, by name.
@@ -95,7 +96,7 @@ impl PageMark {
         let kind = MarkKind::of(&event.kind)?;
         Some(Self {
             at_ms: event.at_ms,
-            step: step_of(&event.kind).unwrap_or(sealed),
+            step: step_of(&event.kind).or(Some(sealed)),
             kind,
             member: member_of(&event.kind).map(str::to_owned),
             text: event.text.clone(),
@@ -138,14 +139,15 @@ mod tests {
         let reason = || "not finite".to_owned();
         let skip = EventKind::Rollback { step: 7, verdict: "skip".to_owned(), reason: reason() };
         let skip = mark(skip).expect("a mark");
-        assert_eq!((skip.kind, skip.step), (MarkKind::Skip, 7));
+        assert_eq!((skip.kind, skip.step), (MarkKind::Skip, Some(7)));
         let replay =
             EventKind::Rollback { step: 8, verdict: "replay".to_owned(), reason: reason() };
-        assert_eq!(mark(replay).map(|mark| (mark.kind, mark.step)), Some((MarkKind::Replay, 8)));
+        let replay = mark(replay).expect("a mark");
+        assert_eq!((replay.kind, replay.step), (MarkKind::Replay, Some(8)));
         let rewind = mark(EventKind::Rewound { to_step: 30, reason: reason() }).expect("a mark");
-        assert_eq!((rewind.kind, rewind.step), (MarkKind::Rewind, 30));
+        assert_eq!((rewind.kind, rewind.step), (MarkKind::Rewind, Some(30)));
         let quorum = mark(EventKind::QuorumLost).expect("a mark");
-        assert_eq!((quorum.kind, quorum.step, quorum.member), (MarkKind::Quorum, 40, None));
+        assert_eq!((quorum.kind, quorum.step, quorum.member), (MarkKind::Quorum, Some(40), None));
         assert_eq!(mark(EventKind::Other), None);
     }
 }

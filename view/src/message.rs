@@ -119,6 +119,8 @@ pub enum PageMessage<'a> {
         /// The last step that stays.
         step: u64,
     },
+    /// Another run began: steps, lanes and causes are gone, and the marks so far are at no step.
+    AnotherRun,
     /// Lanes of more steps.
     Lanes {
         /// The steps.

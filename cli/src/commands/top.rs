@@ -7,13 +7,15 @@
 mod draw;
 
 use std::io::{self, IsTerminal, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use zbelastic_view::{Dashboard, Observation, RunCosts};
-use zbelastic_wording::{CommandError, CommandFailure};
+use zbelastic_wording::{CommandError, CommandFailure, FailureCode};
 
 use super::reach::connect;
 use crate::args::TopArgs;
@@ -48,11 +50,22 @@ pub fn run(args: &TopArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     if is_dumb || !io::stdout().is_terminal() || !io::stdin().is_terminal() {
         return lines(dashboard, &observed, args.interval, out);
     }
+    let is_ending = ending_by_signal()?;
     let mut terminal = ratatui::try_init()?;
-    let ended = screen(dashboard, &observed, &mut terminal);
+    let ended = screen(dashboard, &observed, &mut terminal, &is_ending);
     // The terminal is as it was before, however it ended.
     ratatui::try_restore()?;
     Ok(ended?)
+}
+
+/// Whether SIGTERM or SIGHUP came: the system would end the process and leave the terminal as it is.
+fn ending_by_signal() -> Result<Arc<AtomicBool>, CommandFailure> {
+    let is_ending = Arc::new(AtomicBool::new(false));
+    let ends = is_ending.clone();
+    ctrlc::set_handler(move || ends.store(true, Ordering::Relaxed)).map_err(|error| {
+        CommandFailure::new(FailureCode::Internal, format!("cannot listen for signals: {error}"))
+    })?;
+    Ok(is_ending)
 }
 
 /// A line each interval, until `out` cannot be written or nothing is observed any more.
@@ -78,15 +91,16 @@ fn lines(
     }
 }
 
-/// Draws until a person ends it.
+/// Draws until a person or a signal ends it.
 fn screen(
     mut dashboard: Dashboard,
     observed: &Receiver<Observation>,
     terminal: &mut DefaultTerminal,
+    is_ending: &AtomicBool,
 ) -> io::Result<()> {
     let mut state = ScreenState::default();
     let mut is_changed = true;
-    loop {
+    while !is_ending.load(Ordering::Relaxed) {
         while let Ok(observation) = observed.try_recv() {
             dashboard.observe(observation);
             is_changed = true;
@@ -107,6 +121,7 @@ fn screen(
             is_changed = true;
         }
     }
+    Ok(())
 }
 
 /// Whether a key ends it: in raw mode Ctrl-C is a key.

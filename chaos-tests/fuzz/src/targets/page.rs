@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex, split};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::{spawn_blocking, yield_now};
-use zbelastic_ui::{AccessPolicy, PageService, TokenRefusal};
+use zbelastic_ui::{AccessPolicy, ClientDeadlines, PageService, TokenRefusal};
 use zbelastic_view::RunCosts;
 
 use crate::DecodeOutcome;
@@ -42,7 +42,11 @@ pub fn page_requests(bytes: &[u8]) -> DecodeOutcome {
 /// What a server whose tokens are all refused sends back for these bytes.
 async fn exchange(bytes: &[u8]) -> Vec<u8> {
     let refuse = |_: &str| Err(TokenRefusal::Refused { reason: "it has expired".to_owned() });
-    let service = PageService::start(AccessPolicy::Token(Arc::new(refuse)), RunCosts::default());
+    let service = PageService::start(
+        AccessPolicy::Token(Arc::new(refuse)),
+        RunCosts::default(),
+        ClientDeadlines::default(),
+    );
     let (client, server) = duplex(STREAM_BYTES);
     let (mut reader, mut writer) = split(client);
     let mut answers = Vec::new();
