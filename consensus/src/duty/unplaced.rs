@@ -18,8 +18,9 @@ use crate::state::State;
 /// Checkpoints that fail one after the other before a run is held. A node that starts again can
 /// fail one, and its return another.
 pub(super) const UNPLACED_MAX: usize = 3;
-/// So long a run is held before it tries a checkpoint without a report of space: five minutes.
-const RETRY_TICKS: u64 = 30_000;
+/// So long a run is held before it tries a checkpoint without a report of space: a minute, as often as a
+/// checkpoint is due by time as a rule.
+const RETRY_TICKS: u64 = 6_000;
 
 const _: () = assert!(UNPLACED_MAX <= PENDING_MAX, "failures are those of checkpoints under way");
 
@@ -87,9 +88,13 @@ impl UnplacedCheckpoints {
         self.held_at.is_some()
     }
 
-    /// That the next version becomes a checkpoint, once the run goes on.
+    /// That the next version becomes a checkpoint, once the run goes on. A job whose checkpoints are due by
+    /// steps alone tries the next of those.
     pub(super) fn decide(&self, state: &State, watch: &DutyWatch) -> Option<Entry> {
         let spec = state.running_spec().filter(|_| self.tries_next)?;
+        if spec.checkpoint_ticks == 0 {
+            return None;
+        }
         keep_next(state, spec, watch)
     }
 }

@@ -247,14 +247,16 @@ fn no_more_is_sealed_than_can_be_remembered_without_a_checkpoint() {
     sealed(&mut harness);
 }
 
-/// A run whose checkpoints at every second step fail, three of them since the one at 4.
-fn unplaced() -> DutiesHarness {
-    let spec = JobSpec { step_count: 100, checkpoint_every: 2, attest_every: 0, ..spec() };
-    let mut log = FixtureLog::running(spec, &[1, 2]);
+/// A run whose checkpoints by steps fail, three of them since the one at 4; after so many ticks one is
+/// due by time.
+fn unplaced_with(checkpoint_every: u64, checkpoint_ticks: u32) -> DutiesHarness {
+    let by_steps = JobSpec { step_count: 100, checkpoint_every, attest_every: 0, ..spec() };
+    let mut log = FixtureLog::running(JobSpec { checkpoint_ticks, ..by_steps }, &[1, 2]);
     log.keep(4);
     log.checkpoint(4, 1);
     let mut harness = DutiesHarness::new(log);
-    for step in 4..10 {
+    let third = 4 + 3 * checkpoint_every;
+    for step in 4..third {
         harness.report_all();
         let seal = sealed(&mut harness);
         harness.agree(Entry::Seal(seal));
@@ -263,10 +265,26 @@ fn unplaced() -> DutiesHarness {
             harness.duties.handle_unplaced(&harness.log.state, Step(version));
         }
     }
-    harness.duties.handle_unplaced(&harness.log.state, Step(10));
+    harness.duties.handle_unplaced(&harness.log.state, Step(third));
     harness.report_all();
     withheld(&mut harness, WithheldReason::CheckpointsUnplaced { last: Some(Step(4)) });
     harness
+}
+
+fn unplaced() -> DutiesHarness {
+    unplaced_with(2, 0)
+}
+
+#[test]
+fn the_version_behind_a_hold_becomes_a_checkpoint_where_they_are_due_by_time() {
+    let keep = Entry::Keep { version: Step(18) };
+    for (checkpoint_ticks, expected) in [(1_000_000, vec![keep]), (0, Vec::new())] {
+        let mut harness = unplaced_with(4, checkpoint_ticks);
+        harness.duties.handle_room();
+        let acted = harness.act();
+        assert!(matches!(acted[0], Entry::Seal(_)), "{acted:?}");
+        assert_eq!(acted[1..], expected, "{checkpoint_ticks} ticks");
+    }
 }
 
 #[test]
@@ -285,7 +303,7 @@ fn a_run_is_held_when_checkpoints_fail_one_after_the_other_and_tries_one_when_th
 #[test]
 fn a_run_that_is_held_tries_a_checkpoint_now_and_then_and_goes_on_with_one_that_is_there() {
     let mut harness = unplaced();
-    harness.tick(29_999, &[1, 2]);
+    harness.tick(5_999, &[1, 2]);
     withheld(&mut harness, WithheldReason::CheckpointsUnplaced { last: Some(Step(4)) });
     harness.tick(2, &[1, 2]);
     let seal = sealed(&mut harness);
