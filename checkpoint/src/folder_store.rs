@@ -88,6 +88,13 @@ impl<I: Index> FolderStore<I> {
         &self.folder
     }
 
+    /// Whether a sync or the index failed, so that nothing is written any more until the store is opened
+    /// again.
+    #[must_use]
+    pub fn has_stopped(&self) -> bool {
+        self.has_failed.load(Ordering::Acquire) || self.index.has_stopped()
+    }
+
     fn failed(&self, fault: DatabaseFault) -> CheckpointStoreError {
         CheckpointStoreError::Index { folder: self.folder.clone(), fault }
     }

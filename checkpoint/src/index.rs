@@ -49,6 +49,9 @@ pub trait Index: Debug + Send + Sync + Sized {
     /// If they may not be durable. Nothing is written after that.
     fn commit(&self, changes: &[IndexChange]) -> Result<(), DatabaseFault>;
 
+    /// Whether a commit failed, so that nothing is written any more until the table is opened again.
+    fn has_stopped(&self) -> bool;
+
     /// The value of a key, if it has one.
     ///
     /// # Errors

@@ -191,6 +191,10 @@ impl Index for SledDatabase {
         result
     }
 
+    fn has_stopped(&self) -> bool {
+        self.writer().has_failed
+    }
+
     fn value(&self, key: &[u8]) -> Result<Option<Vec<u8>>, DatabaseFault> {
         Ok(self.rows(key)?.pop().map(|(_, value)| value))
     }

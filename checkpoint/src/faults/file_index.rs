@@ -91,6 +91,11 @@ impl Index for FileIndex {
         Ok(())
     }
 
+    /// Each commit writes the whole file anew, so one that failed leaves the file of before.
+    fn has_stopped(&self) -> bool {
+        false
+    }
+
     fn value(&self, key: &[u8]) -> Result<Option<Vec<u8>>, DatabaseFault> {
         Ok(self.rows().get(key).cloned())
     }

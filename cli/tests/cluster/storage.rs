@@ -2,6 +2,7 @@
 //! damaged is repaired.
 
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -144,6 +145,17 @@ fn a_disk_that_is_low_is_reported_and_takes_only_what_finds_room() {
     tried.join().expect("it passed");
 }
 
+/// Fills a disk with a file, to the last byte.
+fn fill_up(ballast: &Path) {
+    let mut file = fs::File::create(ballast).expect("a file");
+    let mut bytes = 1 << 20;
+    while bytes > 0 {
+        if file.write_all(&vec![1; bytes]).is_err() {
+            bytes /= 2;
+        }
+    }
+}
+
 fn fill_the_disk_of_a_worker() {
     const DISK_MIB: u32 = 64;
     const MIB: u64 = 1 << 20;
@@ -165,6 +177,18 @@ fn fill_the_disk_of_a_worker() {
     fs::write(folder.join("more"), vec![1; 2 * MIB as usize]).expect("pieces left room");
     fs::remove_file(&ballast).expect("it is there");
     cluster.wait("a report of room again", |cluster| is_low(cluster, false));
+    // Without a byte left not even the index takes that a piece is removed, and the store stops.
+    fill_up(&ballast);
+    let log = folder.with_extension("log");
+    cluster.wait("the store's failure", |_| {
+        fs::read_to_string(&log).ok().filter(|log| log.contains("the store: the index"))
+    });
+    fs::remove_file(&ballast).expect("it is there");
+    cluster.wait("a checkpoint in its store", |cluster| {
+        let status = cluster.status()?;
+        let node = status.members.iter().find(|member| member.name == "a")?.id;
+        status.checkpoints.last()?.holders.contains(&node).then_some(())
+    });
     cluster.nodes.clear();
     let unmounted = Command::new("umount").arg(&folder).status();
     assert!(unmounted.expect("there is an umount").success());

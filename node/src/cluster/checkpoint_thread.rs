@@ -6,6 +6,7 @@
 //! configuration requires: a machine that is preempted loses its disk as well.
 
 mod aside_stores;
+mod store_in_use;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -42,6 +43,7 @@ use super::scrub::scrub;
 use super::stores::{OpenStores, StoreOpenError};
 use super::threads::{CheckpointTime, raise_niceness};
 use aside_stores::AsideStores;
+use store_in_use::StoppedStore;
 use zbelastic_machine::unused_data::collect_data;
 
 /// Commands that wait for the disk at once: the pieces of two checkpoints of the largest model.
@@ -317,7 +319,13 @@ fn run_thread(
     reports: &mpsc::Sender<StoreEvent>,
     (moved, time): (&WorkCounter, &CheckpointTime),
 ) {
+    let mut stopped = StoppedStore::default();
     while let Ok(command) = commands.recv() {
+        if let Some(failure) = stopped.reopen(&mut stores, in_use)
+            && reports.blocking_send(failure).is_err()
+        {
+            return;
+        }
         let store = in_use.borrow().clone();
         if let (StoreCommand::Collect { referred }, Some(store)) = (&command, &store) {
             asides.collect(store, &referred.versions, reports);

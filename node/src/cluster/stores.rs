@@ -235,6 +235,11 @@ impl OpenStores {
         self.open.insert(folder.to_owned(), store.clone());
         Ok(store)
     }
+
+    /// The store in a folder is opened anew the next time. It is closed once nobody reads from it.
+    pub fn forget(&mut self, folder: &Path) {
+        self.open.remove(folder);
+    }
 }
 
 #[cfg(test)]

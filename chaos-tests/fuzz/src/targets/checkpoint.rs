@@ -38,6 +38,10 @@ impl Index for SingleRowDatabase {
         Ok(())
     }
 
+    fn has_stopped(&self) -> bool {
+        false
+    }
+
     fn value(&self, key: &[u8]) -> Result<Option<Vec<u8>>, DatabaseFault> {
         Ok(ROW.with_borrow(|(found, value)| (found == key).then(|| value.clone())))
     }
