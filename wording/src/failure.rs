@@ -8,8 +8,10 @@
 //!   tiny.toml:9: ...
 //! ```
 
+use std::error::Error;
 use std::fmt;
 use std::io::{self, Write};
+use std::iter::successors;
 use std::path::Path;
 use std::process;
 
@@ -179,11 +181,19 @@ impl CommandError {
     }
 }
 
+/// Whether an error has a full disk, or a used up share of one, among its causes.
+#[must_use]
+pub fn is_storage_full(error: &(dyn Error + 'static)) -> bool {
+    let causes = successors(Some(error), |error: &&(dyn Error + 'static)| Error::source(*error));
+    let mut kinds =
+        causes.filter_map(|error| error.downcast_ref::<io::Error>().map(io::Error::kind));
+    kinds.any(|kind| matches!(kind, io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded))
+}
+
 /// A file that cannot be written.
 #[must_use]
 pub fn cannot_write(path: &Path, error: &io::Error) -> CommandFailure {
-    let is_full = matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
-    let code = if is_full { FailureCode::OutOfResource } else { FailureCode::Usage };
+    let code = if is_storage_full(error) { FailureCode::OutOfResource } else { FailureCode::Usage };
     CommandFailure::new(code, format!("cannot write {}: {error}", path.display()))
 }
 

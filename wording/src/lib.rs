@@ -9,4 +9,6 @@ mod failure;
 pub mod figures;
 
 pub use duration::{DurationError, duration_word, parse_duration, parse_duration_above_zero};
-pub use failure::{CommandError, CommandFailure, FailureCode, FailureDetail, cannot_write};
+pub use failure::{
+    CommandError, CommandFailure, FailureCode, FailureDetail, cannot_write, is_storage_full,
+};

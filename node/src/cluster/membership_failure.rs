@@ -1,7 +1,7 @@
 //! Failures of becoming and staying a member, with their exit codes and their remedies.
 
 use zbelastic_identity::{JoinError, JoinRefusal};
-use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
+use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail, is_storage_full};
 
 use super::node_record::NodeRecordError;
 use crate::checked_json::CheckedError;
@@ -12,8 +12,16 @@ pub fn cannot_certify(error: impl std::fmt::Display) -> CommandFailure {
 }
 
 /// An identity that cannot be read or written.
-pub fn cannot_keep(error: impl std::fmt::Display) -> CommandFailure {
-    CommandFailure::new(FailureCode::NotAuthorised, error.to_string())
+pub fn cannot_keep(error: impl std::error::Error + 'static) -> CommandFailure {
+    if !is_storage_full(&error) {
+        return CommandFailure::new(FailureCode::NotAuthorised, error.to_string());
+    }
+    let mut failure = CommandFailure::new(FailureCode::OutOfResource, error.to_string());
+    failure.details = vec![
+        FailureDetail::new("what was there before is still there")
+            .hint("free space on that disk, and run the same command again"),
+    ];
+    failure
 }
 
 /// A join that was refused, or that no node decided.

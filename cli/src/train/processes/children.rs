@@ -6,7 +6,7 @@ use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -239,9 +239,8 @@ impl ChildProcesses {
             let Ok(Some(status)) = process.child.try_wait() else { continue };
             let deaths = process.deaths + u32::from(status.signal().is_none());
             if deaths > DEATHS_MAX {
-                let what = format!("the process of {name} ends again and again ({status})");
-                let mut failure = CommandFailure::new(FailureCode::Internal, what);
-                failure.details = self.log_lines_of(&name);
+                let mut failure = ends_again_and_again(&name, status);
+                failure.details.extend(self.log_lines_of(&name));
                 return Err(failure);
             }
             let program = process.program.clone();
@@ -321,4 +320,19 @@ impl Drop for ChildProcesses {
     fn drop(&mut self) {
         self.end();
     }
+}
+
+/// A process that ends whenever it is started. Its exit code says whether for want of disk or memory.
+fn ends_again_and_again(name: &str, status: ExitStatus) -> CommandFailure {
+    let lacks_resource = status.code() == Some(FailureCode::OutOfResource as i32);
+    let what = format!("the process of {name} ends again and again ({status})");
+    if !lacks_resource {
+        return CommandFailure::new(FailureCode::Internal, what);
+    }
+    let mut failure = CommandFailure::new(FailureCode::OutOfResource, what);
+    let advice = "free space on the disk of --out, or memory, and run the same command again";
+    failure.details = vec![
+        FailureDetail::new("what was sealed is on the disks: training goes on there").hint(advice),
+    ];
+    failure
 }
