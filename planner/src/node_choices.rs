@@ -29,8 +29,10 @@ pub fn memory_limits(most: Option<Bytes>, nodes: &[NodeResources]) -> Vec<Bytes>
     limits.into_iter().map(|limit| limit.unwrap_or(UNLIMITED)).collect()
 }
 
-/// Indices of the nodes to try for so many stages: the first ones, as they hold their layers
-/// already, and then those with the most memory.
+/// Indices of the nodes to try for so many stages, in the order of stages: the first ones, as they hold
+/// their layers already, and then those with the most memory: in the order in which they stand, and in
+/// that of their memory, for the first stage needs the most as a rule, and the last one does with a
+/// large head.
 fn node_choices(nodes: &[NodeResources], stage_count: usize) -> Vec<Vec<usize>> {
     let memory = |at: &usize| match nodes[*at].1.memory {
         Bytes(0) => UNLIMITED,
@@ -39,18 +41,25 @@ fn node_choices(nodes: &[NodeResources], stage_count: usize) -> Vec<Vec<usize>> 
     let mut largest: Vec<usize> = (0..nodes.len()).collect();
     largest.sort_by_key(|at| Reverse(memory(at)));
     largest.truncate(stage_count);
-    largest.sort_unstable();
-    let mut choices = vec![(0..stage_count).collect()];
+    let mut in_place = largest.clone();
+    in_place.sort_unstable();
+    let smallest_first = largest.iter().rev().copied().collect();
+    let mut choices: Vec<Vec<usize>> = vec![(0..stage_count).collect()];
     if !mutant::is(Mutant::M34FirstNodesOnly) {
-        choices.push(largest);
+        for choice in [in_place, largest, smallest_first] {
+            // Nodes alike are tried once.
+            let memory = |choice: &[usize]| choice.iter().map(&memory).collect::<Vec<_>>();
+            if choices.iter().all(|tried| memory(tried) != memory(&choice)) {
+                choices.push(choice);
+            }
+        }
     }
-    choices.dedup();
     choices
 }
 
 /// The first plan that is possible on some of the nodes, with their indices: of the candidates,
 /// each with its number of stages, in order; for each number on the nodes that stand first, or on
-/// those with the most memory.
+/// those with the most memory, in several orders.
 ///
 /// # Errors
 /// The error of the last candidate.
@@ -104,6 +113,19 @@ mod tests {
             let tried = (1..=3).rev().map(|count| ((), count));
             let found = first_plan(&nodes, tried, |(), indices| needs(&nodes, indices));
             assert_eq!(found.expect("two suffice").1, expected);
+        }
+        // The first stage needs 12 and the last one 6, or the other way round.
+        for (memory, needed, expected) in
+            [([8, 16], [12, 6], [1, 0]), ([16, 8], [6, 12], [1, 0]), ([16, 8], [12, 6], [0, 1])]
+        {
+            let nodes = nodes(&memory);
+            let has_memory = |indices: &[usize]| {
+                let mut pairs = indices.iter().zip(needed);
+                let fits = pairs.all(|(at, needed)| nodes[*at].1.memory >= Bytes(needed));
+                if fits { Ok(()) } else { Err("no memory".to_owned()) }
+            };
+            let found = first_plan(&nodes, [((), 2)], |(), indices| has_memory(indices));
+            assert_eq!(found.expect("one order fits").1, expected);
         }
         let none = nodes(&[1]);
         let found = first_plan(&none, [((), 1)], |(), indices| needs(&none, indices));
