@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use zbelastic_checkpoint::CheckpointStore;
 use zbelastic_consensus::job::JobSpec;
 use zbelastic_consensus::member::{AdmissionRefusal, Holder};
 use zbelastic_consensus::pre_copy::PreCopyPlan;
@@ -19,6 +20,7 @@ impl WorkerNode {
         if let (WorkerCommand::EndLife | WorkerCommand::Forget, Some(cause)) =
             (&command, self.drain.cause())
         {
+            self.log_saved();
             self.ports.exit = Some(ProcessExit::Drained(cause));
             return;
         }
@@ -38,6 +40,19 @@ impl WorkerNode {
             Ok(None) => {}
             Err(error) => self.ports.exit = Some(ProcessExit::Lost(error.to_string())),
         }
+    }
+
+    /// Logs which layers of the newest checkpoint this machine's disk has, before it goes.
+    fn log_saved(&mut self) {
+        let Some(store) = self.ports.tasks.checkpoint_thread().store() else { return };
+        let names = store.names().unwrap_or_default();
+        let newest = names.iter().map(|name| name.version).max();
+        let text = newest.map(|newest| {
+            let layers = names.iter().filter(|name| name.version == newest).count();
+            let folder = store.folder().display();
+            format!("{layers} layers of the state after step {} are in {folder}", newest.version)
+        });
+        text.into_iter().for_each(|text| self.ports.journal.log(text));
     }
 
     /// No request of this process to be admitted will be granted.
