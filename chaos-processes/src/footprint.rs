@@ -1,4 +1,4 @@
-//! The resources that the processes of a cluster hold of this machine: descriptors, memory, and the
+//! The resources that the processes of a cluster hold of this machine: descriptors, threads, memory, and the
 //! files that they keep on disks. None of it may grow with the length of a run, whichever faults
 //! are injected into it.
 
@@ -19,13 +19,15 @@ const GROWTH_MAX: f64 = 0.5;
 /// The growth that is permitted beside that: a checkpoint that is written when it is looked at, or
 /// a connection more.
 const SLACK: ResourceFootprint =
-    ResourceFootprint { descriptors: 64, resident: 128 << 20, kept: 64 << 20 };
+    ResourceFootprint { descriptors: 64, threads: 64, resident: 128 << 20, kept: 64 << 20 };
 
 /// The amounts of the process that holds the most of each resource.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResourceFootprint {
     /// Open files and sockets.
     pub descriptors: u64,
+    /// Threads.
+    pub threads: u64,
     /// The peak of its memory, in bytes.
     pub resident: u64,
     /// Bytes of its checkpoints and texts.
@@ -60,6 +62,7 @@ impl ResourceFootprint {
     fn most(self, other: Self) -> Self {
         Self {
             descriptors: self.descriptors.max(other.descriptors),
+            threads: self.threads.max(other.threads),
             resident: self.resident.max(other.resident),
             kept: self.kept.max(other.kept),
         }
@@ -75,6 +78,7 @@ impl ResourceFootprint {
                 self.descriptors,
                 SLACK.descriptors,
             ),
+            ("threads of a process", before.threads, self.threads, SLACK.threads),
             ("peak memory of a process, in bytes,", before.resident, self.resident, SLACK.resident),
             ("what a node keeps, in bytes,", before.kept, self.kept, SLACK.kept),
         ];
@@ -91,9 +95,11 @@ fn of_member(member: &ClusterMember) -> ResourceFootprint {
     let Some(pid) = member.pid() else {
         return ResourceFootprint { kept, ..ResourceFootprint::default() };
     };
-    let descriptors =
-        fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, |found| found.count() as u64);
-    ResourceFootprint { descriptors, resident: peak_bytes(pid).unwrap_or(0), kept }
+    let entries = |folder: &str| {
+        fs::read_dir(format!("/proc/{pid}/{folder}")).map_or(0, |found| found.count() as u64)
+    };
+    let resident = peak_bytes(pid).unwrap_or(0);
+    ResourceFootprint { descriptors: entries("fd"), threads: entries("task"), resident, kept }
 }
 
 /// Bytes of the checkpoints and texts in a node's folder.
@@ -120,13 +126,25 @@ mod tests {
 
     #[test]
     fn growth_with_the_length_of_a_run_is_reported() {
-        let before = ResourceFootprint { descriptors: 100, resident: 400 << 20, kept: 200 << 20 };
+        let before = ResourceFootprint {
+            descriptors: 100,
+            threads: 20,
+            resident: 400 << 20,
+            kept: 200 << 20,
+        };
         let check = |now: ResourceFootprint, expected: Option<&str>| {
             let found = now.growth_since(before).map(|growth| growth.what);
             assert_eq!(found, expected);
         };
         check(before, None);
-        check(ResourceFootprint { descriptors: 214, resident: 728 << 20, kept: 364 << 20 }, None);
+        let most = ResourceFootprint {
+            descriptors: 214,
+            threads: 94,
+            resident: 728 << 20,
+            kept: 364 << 20,
+        };
+        check(most, None);
+        check(ResourceFootprint { threads: 95, ..before }, Some("threads of a process"));
         check(
             ResourceFootprint { descriptors: 215, ..before },
             Some("open descriptors of a process"),
