@@ -11,6 +11,26 @@ use crate::op::{Compute, Pass};
 use crate::placement::Placement;
 use crate::timeline::{Timeline, TimelineExtent};
 
+/// How the time of a timeline is written.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TimeUnit {
+    /// How many there are in a unit of the timeline's time.
+    per_time: f64,
+    /// What follows a number.
+    suffix: &'static str,
+}
+
+impl TimeUnit {
+    /// The timeline's own, which has no name.
+    pub const OWN: Self = Self { per_time: 1.0, suffix: "" };
+    /// Milliseconds, of a timeline in seconds.
+    pub const MILLISECONDS: Self = Self { per_time: 1e3, suffix: " ms" };
+
+    fn text(self, time: f64) -> String {
+        format!("{}{}", short(time * self.per_time), self.suffix)
+    }
+}
+
 const PASS_NAMES: [(Compute, &str); 6] = [
     (Compute::F, "F forward"),
     (Compute::R, "R forward again"),
@@ -78,7 +98,7 @@ fn is_later<O: TimelineOp>(
 
 /// The line that heads the drawing of a timeline. Of several steps the last is measured, as
 /// the first does not wait for a verdict on a step before it; without steps all of it is.
-fn headline<O: TimelineOp>(timeline: &Timeline<O>) -> String {
+fn headline<O: TimelineOp>(timeline: &Timeline<O>, unit: TimeUnit) -> String {
     let step = timeline.step_count() - 1;
     let of_steps = match timeline.extent() {
         TimelineExtent::Steps(1) => "",
@@ -88,8 +108,8 @@ fn headline<O: TimelineOp>(timeline: &Timeline<O>) -> String {
     format!(
         "{}{of_steps}: longest span {}, makespan {}, bubble_span {:.2} %, bubble_sync {:.2} %",
         title(timeline),
-        short(timeline.cost(step)),
-        short(timeline.makespan(step)),
+        unit.text(timeline.cost(step)),
+        unit.text(timeline.makespan(step)),
         100.0 * timeline.bubble_span(step),
         100.0 * timeline.bubble_sync(step),
     )

@@ -15,7 +15,7 @@ use zbelastic_kernels::CpuBackend;
 use zbelastic_machine::thread_count;
 use zbelastic_schedule::ScheduleKind;
 use zbelastic_schedule::asynchronous::AsyncKind;
-use zbelastic_schedule::render::svg;
+use zbelastic_schedule::render::{TimeUnit, svg};
 use zbelastic_trainer::plan::Pace;
 use zbelastic_trainer::profile::measure_pace;
 use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail};
@@ -45,7 +45,9 @@ pub fn run(args: &PlanArgs, out: &mut dyn Write) -> Result<(), CommandError> {
         report::write_text(&forecast, threads, out)?;
     }
     match &args.svg {
-        Some(path) => write_to(path, &svg::draw(&forecast.drawing()), out),
+        Some(path) => {
+            write_to(path, &svg::draw_in(&forecast.drawing(), TimeUnit::MILLISECONDS), out)
+        }
         None => Ok(()),
     }
 }

@@ -3,7 +3,8 @@
 use zbelastic_types::StageIndex;
 
 use super::{
-    MARKS, end, has, headline, is_later, later_name, marks_of, pass_names, short, stage_name,
+    MARKS, TimeUnit, end, has, headline, is_later, later_name, marks_of, pass_names, short,
+    stage_name,
 };
 use crate::appearance::{OpAppearance, TimelineOp};
 use crate::op::{Compute, Pass};
@@ -52,7 +53,7 @@ pub fn draw_wrapped<O: TimelineOp>(timeline: &Timeline<O>, columns: usize) -> St
 }
 
 fn write<O: TimelineOp>(timeline: &Timeline<O>, blocks: &[ColumnBlock<'_>]) -> String {
-    let mut text = headline(timeline);
+    let mut text = headline(timeline, TimeUnit::OWN);
     text.push('\n');
     for block in blocks {
         if blocks.len() > 1 {

@@ -2,7 +2,7 @@
 
 use zbelastic_types::StageIndex;
 
-use super::{end, has, headline, is_later, later_name, marks_of, pass_names, short, stage_name};
+use super::{TimeUnit, end, has, headline, is_later, later_name, marks_of, pass_names, stage_name};
 use crate::appearance::{OpAppearance, TimelineMark, TimelineOp};
 use crate::op::{Compute, Pass};
 use crate::timeline::{Timeline, TimelineExtent, TimelineSlice};
@@ -61,7 +61,13 @@ rect{stroke:#fff;stroke-width:.5}.row{fill:#f1f1f1}.f{fill:#56b4e9}.b{fill:#009e
 /// operation on a version, and a broken line around a region without an order before it runs.
 #[must_use]
 pub fn draw<O: TimelineOp>(timeline: &Timeline<O>) -> String {
-    let picture = SvgPicture::new(timeline);
+    draw_in(timeline, TimeUnit::OWN)
+}
+
+/// The same with times in a unit.
+#[must_use]
+pub fn draw_in<O: TimelineOp>(timeline: &Timeline<O>, unit: TimeUnit) -> String {
+    let picture = SvgPicture::new(timeline, unit);
     let mut svg = picture.head();
     svg.push_str(&picture.legend());
     for stage in timeline.stages() {
@@ -74,6 +80,7 @@ pub fn draw<O: TimelineOp>(timeline: &Timeline<O>) -> String {
 
 struct SvgPicture<'a, O> {
     timeline: &'a Timeline<O>,
+    unit: TimeUnit,
     time_end: f64,
     plot_width: f64,
     legend: Vec<LegendEntry>,
@@ -88,7 +95,7 @@ struct LegendEntry {
 }
 
 impl<'a, O: TimelineOp> SvgPicture<'a, O> {
-    fn new(timeline: &'a Timeline<O>) -> Self {
+    fn new(timeline: &'a Timeline<O>, unit: TimeUnit) -> Self {
         let passes = |stage| {
             let slices = timeline.slices(stage).iter();
             slices.filter(|slice| slice.op.computed().is_some()).count()
@@ -103,13 +110,13 @@ impl<'a, O: TimelineOp> SvgPicture<'a, O> {
         let plot_width = numbered_width(timeline, time_end)
             .clamp(usual, (WIDENED_MAX * usual).min(PLOT_WIDTH_MAX));
         let legend = legend_entries(timeline, LABEL_WIDTH + plot_width);
-        Self { timeline, time_end, plot_width, legend }
+        Self { timeline, unit, time_end, plot_width, legend }
     }
 
     fn head(&self) -> String {
         let width = MARGIN + LABEL_WIDTH + self.plot_width + MARGIN;
         let height = self.row_top(self.timeline.placement().stage_count()) + AXIS_HEIGHT;
-        let headline = headline(self.timeline);
+        let headline = headline(self.timeline, self.unit);
         let (name, figures) = headline.split_once(": ").unwrap_or((&*headline, ""));
         let [name, figures] = [name, figures].map(escape);
         format!(
@@ -252,8 +259,8 @@ impl<'a, O: TimelineOp> SvgPicture<'a, O> {
 
     fn tooltip(&self, slice: &TimelineSlice<O>) -> String {
         let op = slice.op.text(self.timeline.slice_count());
-        let start = short(slice.start);
-        let end = short(slice.end);
+        let start = self.unit.text(slice.start);
+        let end = self.unit.text(slice.end);
         let step = match self.timeline.extent() {
             TimelineExtent::Steps(_) => format!(" step {}", slice.step),
             TimelineExtent::Segment { .. } => String::new(),
@@ -316,7 +323,7 @@ impl<'a, O: TimelineOp> SvgPicture<'a, O> {
             svg.push_str(&format!(
                 "<line class=\"axis\" x1=\"{x:.2}\" y1=\"{y}\" x2=\"{x:.2}\" y2=\"{bottom}\"/>\
                  <text class=\"tick\" x=\"{x:.2}\" y=\"{baseline}\">{}</text>\n",
-                short(time)
+                self.unit.text(time)
             ));
         }
         svg

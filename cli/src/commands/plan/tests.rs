@@ -1,5 +1,6 @@
 use zbelastic_config::{ConfigFlag, ConfigSources, NetworkSpec, NodeSpec, RunConfig, load};
 use zbelastic_schedule::ScheduleKind;
+use zbelastic_schedule::render::{TimeUnit, svg};
 use zbelastic_trainer::model::{MicrobatchShape, ModelConfig};
 use zbelastic_trainer::plan::Pace;
 use zbelastic_types::Bytes;
@@ -236,4 +237,15 @@ fn it_names_the_nodes_whose_layers_are_in_one_zone_only() {
     assert_eq!(exposed("aabb", "elastic.copies=1"), found(2, ""));
     assert_eq!(exposed("aaaa", "elastic.copies=1"), found(1, "n0 n1 n2 n3"));
     assert_eq!(exposed("ab??", "elastic.copies=0"), found(2, "n0 n1"));
+}
+
+#[test]
+fn a_picture_has_its_times_in_milliseconds() {
+    let drawn = |forecast: &Forecast<'_>| {
+        (svg::draw_in(&forecast.drawing(), TimeUnit::MILLISECONDS), forecast.drawing().makespan(0))
+    };
+    let drawn = forecast(&config(&[]), &machines(alike(2)), &[ScheduleKind::ZbH1], drawn);
+    let (svg, makespan_s) = drawn.expect("it fits");
+    let makespan = format!("makespan {} ms", (makespan_s * 1e6).round() / 1e3);
+    assert!(svg.contains(&makespan) && svg.contains(">0 ms</text>"), "{makespan}: {svg}");
 }
