@@ -65,6 +65,7 @@ use super::stores::StoreLocations;
 use authority::AuthorityRotation;
 use backfill::BackfillSchedule;
 use certificates::ControllerCertificates;
+use checkpoints::TraceText;
 use exports::Exports;
 use formats::read_by;
 use joins::PendingJoins;
@@ -109,6 +110,7 @@ struct ControllerNode {
     pieces: CheckpointPieces,
     /// The layers that clients export, read from the store.
     exports: Exports,
+    trace: TraceText,
     /// Fetches the pieces of runs that ended.
     backfill: BackfillSchedule,
     /// Texts that are being uploaded.
@@ -192,6 +194,7 @@ impl ControllerNode {
             commands: PendingCommands::default(),
             pieces: CheckpointPieces::default(),
             exports: Exports::default(),
+            trace: TraceText::default(),
             backfill: BackfillSchedule::default(),
             uploads: Uploads::default(),
             disks: MemberDisks::default(),

@@ -13,9 +13,7 @@ use zbelastic_types::{Digest, NodeId, RunId, Step};
 use zbelastic_wire::{self as wire, NodeAnswer, NodeMessage, NodeRequest};
 
 use super::ControllerNode;
-use super::checkpoints::{
-    answer_collect, backup, collect_all, export, export_subtree, trace, verify,
-};
+use super::checkpoints::{answer_collect, backup, collect_all, export, export_subtree, verify};
 use super::data::has_data;
 use super::pending_commands::CommandAnswer;
 use super::runs::is_over;
@@ -147,7 +145,7 @@ impl ControllerNode {
                 }
                 self.view().redirect().into()
             }
-            ApiRequest::Trace { offset } => trace(&self.run_log, offset).into(),
+            ApiRequest::Trace { offset } => self.trace.piece(&self.run_log, offset).into(),
             ApiRequest::ClusterInfo => self.cluster_info().into(),
             ApiRequest::ClusterRotateCa { force } => self.rotate_authority(force),
             ApiRequest::ClusterBackup { digest, offset } => {

@@ -163,12 +163,24 @@ pub(super) fn backup(state: &State, digest: Option<HexDigest>, offset: u64) -> A
     ApiAnswer::Backup(BackupPiece { digest: found, total, offset, bytes })
 }
 
-/// A piece of the trace of the last steps.
-pub(super) fn trace(run_log: &RunLog, offset: u64) -> ApiAnswer {
-    let text = run_log.trace().unwrap_or_default();
-    let total = text.len() as u64;
-    let bytes = piece_at(text.as_bytes(), offset).to_vec();
-    ApiAnswer::Trace(TracePiece { total, offset, bytes })
+/// The trace of the last steps while it is read: rendered with its first piece, so that the others are of
+/// the same text.
+#[derive(Debug, Default)]
+pub(super) struct TraceText(String);
+
+impl TraceText {
+    /// A piece of the trace.
+    pub(super) fn piece(&mut self, run_log: &RunLog, offset: u64) -> ApiAnswer {
+        if offset == 0 {
+            self.0 = run_log.trace().unwrap_or_default();
+        }
+        let total = self.0.len() as u64;
+        let bytes = piece_at(self.0.as_bytes(), offset).to_vec();
+        if offset + bytes.len() as u64 >= total {
+            self.0 = String::new();
+        }
+        ApiAnswer::Trace(TracePiece { total, offset, bytes })
+    }
 }
 
 async fn collect_on(
