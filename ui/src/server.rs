@@ -258,6 +258,19 @@ mod tests {
         ClientDeadlines { head: PATIENCE, body: PATIENCE, read: PATIENCE }
     }
 
+    #[test]
+    fn what_the_system_refuses_is_named() {
+        let check = |kind: io::ErrorKind, expected: &str| {
+            let address = SocketAddr::from(([127, 0, 0, 1], 80));
+            let found = ServeError::of(address, kind.into()).to_string();
+            assert!(found.starts_with(expected), "{found}");
+        };
+        check(io::ErrorKind::PermissionDenied, "no permission to listen at 127.0.0.1:80");
+        check(io::ErrorKind::AddrInUse, "127.0.0.1:80 is taken by another program");
+        check(io::ErrorKind::AddrNotAvailable, "127.0.0.1:80 is not an address of this machine");
+        check(io::ErrorKind::OutOfMemory, "cannot listen at 127.0.0.1:80: ");
+    }
+
     #[tokio::test]
     async fn a_form_that_does_not_come_gives_its_place_back() {
         let refuse = |_: &str| Err(TokenRefusal::Refused { reason: "spent".to_owned() });

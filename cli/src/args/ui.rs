@@ -27,11 +27,15 @@ pub const UI_ADDRESS: &str = "127.0.0.1:8088";
 /// Its port, which an address without one gets too: that of nodes is not the page's.
 const UI_PORT: u16 = 8088;
 
-/// An address to listen at: a port alone is one of the loopback address.
+/// An address to listen at: a port alone is one of the loopback address, which `localhost` is.
 pub fn parse_listen(text: &str) -> Result<SocketAddr, AddressError> {
-    match text.parse::<u16>() {
-        Ok(port) => Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, port))),
-        Err(_) => bind_address(text, UI_PORT),
+    if let Ok(port) = text.parse::<u16>() {
+        return Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+    }
+    let is_end = |rest: &&str| rest.is_empty() || rest.starts_with(':');
+    match text.strip_prefix("localhost").filter(is_end) {
+        Some(rest) => bind_address(&format!("{}{rest}", Ipv4Addr::LOCALHOST), UI_PORT),
+        None => bind_address(text, UI_PORT),
     }
 }
 
@@ -142,7 +146,11 @@ mod tests {
         check("[::1]:9", "[::1]:9");
         check("0.0.0.0", "0.0.0.0:8088");
         check("127.0.0.1", UI_ADDRESS);
-        assert!(parse_listen("70000").is_err() && parse_listen("localhost").is_err());
+        check("localhost", UI_ADDRESS);
+        check("localhost:0", "127.0.0.1:0");
+        for wrong in ["70000", "localhost:70000", "localhosts:1", "example"] {
+            assert!(parse_listen(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

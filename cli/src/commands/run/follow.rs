@@ -1,6 +1,6 @@
 //! Follows a run to its end: the training line, and the events beside it.
 
-use std::io::Write;
+use std::io::{self, Write};
 
 use zbelastic_api::client::{ApiClient, ApiError, ClientError};
 use zbelastic_api::{ClusterEvent, EventKind, JobPhaseStatus, JobStatus, escape};
@@ -82,7 +82,7 @@ pub fn follow(
 }
 
 /// Prints the condition that a run waits for, once a minute: it may be for something that never
-/// comes. Returns the status requests in a row that found it waiting.
+/// comes. Lines of JSON are events alone, so it is on standard error beside them. Returns the status requests in a row that found it waiting.
 fn print_wait(
     job: &JobStatus,
     waited: u32,
@@ -90,9 +90,15 @@ fn print_wait(
     out: &mut dyn Write,
 ) -> Result<u32, CommandError> {
     let JobPhaseStatus::Waiting { reason } = &job.phase else { return Ok(0) };
-    if waited.is_multiple_of(LOOKS_PER_LINE) && mode != RunOutputMode::Json {
-        writeln!(out, "▲ waits: {}; `zbelastic stop --yes` gives it up", escape(reason))?;
-        out.flush()?;
+    if waited.is_multiple_of(LOOKS_PER_LINE) {
+        let line = format!("▲ waits: {}; `zbelastic stop --yes` gives it up", escape(reason));
+        if mode == RunOutputMode::Json {
+            // If standard error is closed nobody asked for it.
+            let _ = writeln!(io::stderr(), "{line}");
+        } else {
+            writeln!(out, "{line}")?;
+            out.flush()?;
+        }
     }
     Ok(waited + 1)
 }
