@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::time::{Duration, interval};
+use tokio::time::{Duration, Instant, interval_at};
 use zbelastic_view::{Dashboard, Observation, metrics_text};
 
 /// Pages that are open at once. Each costs its queue and, at 1,000 members, about half a megabyte a
@@ -62,7 +62,7 @@ pub fn hub(dashboard: Dashboard) -> (Hub, HubSender) {
 impl Hub {
     /// Runs until nobody can send to it any more.
     pub async fn run(mut self) {
-        let mut heartbeat = interval(HEARTBEAT);
+        let mut heartbeat = interval_at(Instant::now() + HEARTBEAT, HEARTBEAT);
         loop {
             tokio::select! {
                 biased;

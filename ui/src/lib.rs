@@ -19,7 +19,7 @@
 
 pub mod access;
 mod assets;
-mod deadline_stream;
+mod deadlines;
 mod hub;
 mod response;
 mod routes;
@@ -28,10 +28,9 @@ mod shared;
 
 pub use access::{AccessPolicy, TokenCheck, TokenRefusal};
 pub use assets::report_page;
+pub use deadlines::ClientDeadlines;
 pub use hub::VIEWERS_MAX;
-pub use server::{
-    CONNECTIONS_MAX, ClientDeadlines, PageObserver, PageService, ServeError, UiServer, UiSettings,
-};
+pub use server::{CONNECTIONS_MAX, PageObserver, PageService, ServeError, UiServer, UiSettings};
 
 /// Most bytes of a request's body: a token has at most 1,024 characters.
 pub const REQUEST_BYTES_MAX: usize = 2048;

@@ -16,7 +16,7 @@ use tokio::time::{Duration, sleep, timeout};
 use zbelastic_view::{Dashboard, Observation, RunCosts};
 
 use crate::access::AccessPolicy;
-use crate::deadline_stream::DeadlineStream;
+use crate::deadlines::{ClientDeadlines, DeadlineStream};
 use crate::hub::{HubSender, hub};
 use crate::routes;
 use crate::shared::{SharedServer, keep_sessions};
@@ -24,25 +24,6 @@ use crate::shared::{SharedServer, keep_sessions};
 /// Connections that are answered at once: four for each page that may be open. One more gets 503 and
 /// is closed.
 pub const CONNECTIONS_MAX: usize = 4 * crate::VIEWERS_MAX;
-/// How long a connection waits for its client. Each has a place among [`CONNECTIONS_MAX`], which nobody needs
-/// a token for.
-#[derive(Clone, Copy, Debug)]
-pub struct ClientDeadlines {
-    /// The head of a request is sent within this.
-    pub head: Duration,
-    /// Its body is sent within this: a form with a token.
-    pub body: Duration,
-    /// Something of what is sent to it is read within this.
-    pub read: Duration,
-}
-
-impl Default for ClientDeadlines {
-    fn default() -> Self {
-        let seconds = Duration::from_secs;
-        Self { head: seconds(10), body: seconds(10), read: seconds(30) }
-    }
-}
-
 /// A refusal is sent within this, or the connection is closed without it.
 const REFUSAL_WITHIN: Duration = Duration::from_secs(1);
 /// Pause after an error of `accept`, which is for want of file descriptors.

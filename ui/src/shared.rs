@@ -5,8 +5,8 @@ use std::time::Instant;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use crate::access::{AccessPolicy, SessionTable};
+use crate::deadlines::ClientDeadlines;
 use crate::hub::HubSender;
-use crate::server::ClientDeadlines;
 
 /// Parts of the server that every connection uses.
 pub struct SharedServer {

@@ -195,6 +195,8 @@ pub const ARROWS: &[(&str, &[&str])] = &[
             "trainer",
             "transport",
             "types",
+            "ui",
+            "view",
             "wire",
             "wording",
         ],

@@ -1,4 +1,4 @@
-//! A stream whose reader has to read.
+//! How long a connection waits for its client, and a stream whose reader has to read.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -6,6 +6,25 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Duration, Sleep, sleep};
+
+/// How long a connection waits for its client. Each has a place among [`CONNECTIONS_MAX`](crate::CONNECTIONS_MAX), which nobody needs
+/// a token for.
+#[derive(Clone, Copy, Debug)]
+pub struct ClientDeadlines {
+    /// The head of a request is sent within this.
+    pub head: Duration,
+    /// Its body is sent within this: a form with a token.
+    pub body: Duration,
+    /// Something of what is sent to it is read within this.
+    pub read: Duration,
+}
+
+impl Default for ClientDeadlines {
+    fn default() -> Self {
+        let seconds = Duration::from_secs;
+        Self { head: seconds(10), body: seconds(10), read: seconds(30) }
+    }
+}
 
 /// A stream that fails once nothing of what is written to it was read for so long.
 pub struct DeadlineStream<S> {
