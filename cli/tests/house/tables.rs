@@ -93,7 +93,7 @@ pub const FENCES: &[Fence] = &[
         &[],
         &["consensus/src/raft/record.rs", "transport/src/", "identity/src/", FUZZ_FOLDER],
     ),
-    fence("ctrlc", &["cli"], &[], &["cli/src/commands/chaos.rs"]),
+    fence("ctrlc", &["cli"], &[], &["cli/src/commands/chaos.rs", "cli/src/commands/top.rs"]),
     fence("cudarc", &[EMULATOR, "kernels"], &[], &["kernels/src/cuda/", "kernels/emulator/src/"]),
     fence("data-encoding", &["identity"], &[], &["identity/src/"]),
     fence("flate2", &["data"], &[], &["data/src/source/batch.rs"]),
