@@ -244,8 +244,13 @@ impl<'a> ApiClient<'a> {
     /// The operations of stages in the last steps, as the text of a trace file, if there is one.
     pub fn trace(&mut self) -> Result<Option<String>, ApiError> {
         let mut text = Vec::new();
+        let mut total = None;
         loop {
             let piece = self.trace_piece(text.len() as u64)?;
+            // Another reader's request came in between, and the rest is of another text.
+            if *total.get_or_insert(piece.total) != piece.total {
+                return Ok(None);
+            }
             text.extend(&piece.bytes);
             let is_over = piece.bytes.is_empty() || text.len() as u64 >= piece.total;
             if is_over || text.len() > TRACE_BYTES_MAX {

@@ -32,10 +32,11 @@ const OBSERVE_PAUSE: Duration = Duration::from_millis(250);
 const IDLE_PAUSE: Duration = Duration::from_secs(1);
 /// Between two requests for a status.
 const STATUS_PAUSE: Duration = Duration::from_millis(900);
-/// Lanes are requested after this many times what the answer took, and no sooner than a second after it:
-/// a controller spends at most a thirtieth of its time on them.
+/// Lanes are requested after this many times what the answer took, no sooner than a second after it and
+/// no later than a minute: a controller spends at most a thirtieth of its time on answers of two seconds.
 const TRACE_PAUSE_FACTOR: u32 = 30;
 const TRACE_PAUSE_MIN: Duration = Duration::from_secs(1);
+const TRACE_PAUSE_MAX: Duration = Duration::from_secs(60);
 
 /// The name under which tokens of viewers are checked, in the cluster's log.
 const CHECK_NAME: &str = "page";
@@ -254,7 +255,7 @@ fn request_due(
         let requested_at = Instant::now();
         observed.extend(client.trace()?.map(Observation::Trace));
         let pause = requested_at.elapsed() * TRACE_PAUSE_FACTOR;
-        schedule.trace_at = Instant::now() + pause.max(TRACE_PAUSE_MIN);
+        schedule.trace_at = Instant::now() + pause.clamp(TRACE_PAUSE_MIN, TRACE_PAUSE_MAX);
     }
     Ok(())
 }

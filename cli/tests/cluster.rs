@@ -306,7 +306,7 @@ fn the_last_workers_that_are_told_to_go_save_what_they_hold_and_others_go_on_fro
     assert_eq!(saved, sealed, "the last sealed step is saved");
     for folder in &folders {
         let log = std::fs::read_to_string(folder.with_extension("log")).expect("a log");
-        let place = format!("layers of the state after step {saved} are in {}", folder.display());
+        let place = format!("layers of version {saved} are in {}", folder.display());
         assert!(log.contains(&place), "{log}");
     }
     folders.iter().for_each(|folder| std::fs::remove_dir_all(folder).expect("it is there"));

@@ -293,7 +293,7 @@ impl Core {
             Input::DiskAmple => {
                 let leader = self.raft.status().leader;
                 let duties = self.duties.as_mut().ok_or(CoreRefusal::NotLeader { leader })?;
-                duties.handle_room();
+                duties.handle_room(&self.state);
                 Ok(())
             }
             Input::Command(command) => self.dispatch_command(command).map(|_| ()),

@@ -207,9 +207,11 @@ impl Duties {
     pub fn handle_tick(&mut self, state: &State) {
         self.watch.now += 1;
         self.absences.handle_tick(state, self.watch.now);
-        self.unplaced.handle_tick(self.watch.now);
+        self.unplaced.handle_tick(self.watch.now, state.open_turn().step);
         // A step that is held back is not one that stalls: the wait for progress begins behind it.
-        if matches!(self.withheld(state), Some(WithheldReason::CheckpointsUnplaced { .. })) {
+        if self.unplaced.is_holding()
+            && matches!(self.withheld(state), Some(WithheldReason::CheckpointsUnplaced { .. }))
+        {
             self.watch.note_progress();
         }
         let mut lost = self.watch.overdue(state);
@@ -353,8 +355,8 @@ impl Duties {
     }
 
     /// A node's disk has space again.
-    pub(crate) fn handle_room(&mut self) {
-        self.unplaced.note_room();
+    pub(crate) fn handle_room(&mut self, state: &State) {
+        self.unplaced.note_room(state.open_turn().step);
     }
 
     /// Whether steps are not sealed because no checkpoint can be written.

@@ -434,9 +434,14 @@ impl PlanRecord {
     #[must_use]
     pub fn has_head(&self, node: NodeId) -> bool {
         let last = self.chunks.iter().flat_map(|chunk| chunk.layers()).max();
+        last.is_some_and(|last| self.trains(node, last))
+    }
+
+    /// Whether a node trains a layer.
+    #[must_use]
+    pub fn trains(&self, node: NodeId, layer: LayerId) -> bool {
         let of_node = (0..).map(StageIndex).zip(&self.stages).filter(|(_, at)| at.node == node);
-        let mut layers = of_node.flat_map(|(stage, _)| self.layers_at(stage));
-        layers.any(|layer| Some(layer) == last)
+        of_node.flat_map(|(stage, _)| self.layers_at(stage)).any(|found| found == layer)
     }
 
     fn layers_where(

@@ -34,6 +34,9 @@ pub fn memory_limits(most: Option<Bytes>, nodes: &[NodeResources]) -> Vec<Bytes>
 /// that of their memory, for the first stage needs the most as a rule, and the last one does with a
 /// large head.
 fn node_choices(nodes: &[NodeResources], stage_count: usize) -> Vec<Vec<usize>> {
+    if stage_count > nodes.len() {
+        return Vec::new();
+    }
     let memory = |at: &usize| match nodes[*at].1.memory {
         Bytes(0) => UNLIMITED,
         limited => limited,

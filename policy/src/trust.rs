@@ -9,7 +9,7 @@ use zbelastic_consensus::mutant::{self, Mutant};
 use zbelastic_consensus::plan::PlanRecord;
 use zbelastic_identity::PeerRole;
 use zbelastic_transport::{CloseCode, DialProblem, DownReason};
-use zbelastic_types::{Generation, LayerId, NodeId, StageIndex};
+use zbelastic_types::{Generation, NodeId, StageIndex};
 
 use crate::data::DataName;
 
@@ -98,11 +98,6 @@ pub enum MemberClaim {
     HeldOut,
     /// A text, or weights, is to be kept.
     KeepData(DataName),
-    /// A layer of a checkpoint could be written to too few disks.
-    SaveFailed {
-        /// The layer, of a stage of the sender's.
-        layer: LayerId,
-    },
 }
 
 /// The facts that a node checks claims against.
@@ -141,12 +136,6 @@ pub enum ClaimRefusal {
     /// The job has no such text or weights.
     #[error("the job has no such data")]
     NotOfJob,
-    /// No stage of the sender's in the plan in force has the layer.
-    #[error("layer {layer} is of no stage of the sender's")]
-    Layer {
-        /// The layer that the report names.
-        layer: LayerId,
-    },
 }
 
 /// Checks the request or report of a member.
@@ -188,16 +177,7 @@ pub fn check_claim(
         MemberClaim::KeepData(_) if is_controller && context.own == PeerRole::Controller => Ok(()),
         MemberClaim::KeepData(name) if context.job_data.contains(&name) => Ok(()),
         MemberClaim::KeepData(_) => Err(ClaimRefusal::NotOfJob),
-        MemberClaim::SaveFailed { layer } => {
-            let has_layer = context.plan.is_some_and(|plan| has_layer(plan, node, layer));
-            if has_layer { Ok(()) } else { Err(ClaimRefusal::Layer { layer }) }
-        }
     }
-}
-
-fn has_layer(plan: &PlanRecord, node: NodeId, layer: LayerId) -> bool {
-    let mut stages = plan.stage_indices().zip(&plan.stages);
-    stages.any(|(stage, holder)| holder.node == node && plan.layers_of(stage).any(|of| of == layer))
 }
 
 #[cfg(test)]
@@ -269,9 +249,6 @@ mod tests {
         assert_eq!(check_claim(controller, MemberClaim::Collect, none), Ok(()));
         assert_eq!(check_claim(worker, MemberClaim::Exporting, none), role);
         assert_eq!(check_claim(worker, MemberClaim::HeldOut, none), Err(ClaimRefusal::Head));
-        let failed = MemberClaim::SaveFailed { layer: LayerId(3) };
-        let refused = Err(ClaimRefusal::Layer { layer: LayerId(3) });
-        assert_eq!(check_claim(worker, failed, none), refused, "it could hold the run");
         assert_eq!(
             check_claim(worker, MemberClaim::HeldOut, ClaimContext { had_head: true, ..none }),
             Ok(())

@@ -217,7 +217,6 @@ impl NodeMessage {
             Self::Exporting => Some(MemberClaim::Exporting),
             Self::Evaluated { .. } => Some(MemberClaim::HeldOut),
             Self::KeepData(name) => Some(MemberClaim::KeepData(*name)),
-            Self::SaveFailed(failed) => Some(MemberClaim::SaveFailed { layer: failed.layer }),
             Self::Took { generation, stage, .. }
             | Self::Arrived { generation, stage, .. }
             | Self::LayersTook { turn: Turn { generation, .. }, stage, .. } => {
@@ -232,6 +231,7 @@ impl NodeMessage {
             | Self::Moved { .. }
             | Self::CopiedAhead { .. }
             | Self::Working { .. }
+            | Self::SaveFailed(_)
             | Self::Room { .. }
             | Self::Scrubbed(_)
             | Self::Peak { .. }

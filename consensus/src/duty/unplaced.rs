@@ -29,6 +29,9 @@ const _: () = assert!(UNPLACED_MAX <= PENDING_MAX, "failures are those of checkp
 pub(super) struct UnplacedCheckpoints {
     failed: BTreeSet<Step>,
     held_at: Option<u64>,
+    /// The version that was open when it last went on: what is reported late of those up to it does not
+    /// count again.
+    released_at: Step,
     /// Whether the next version is to become a checkpoint.
     tries_next: bool,
 }
@@ -36,24 +39,29 @@ pub(super) struct UnplacedCheckpoints {
 impl UnplacedCheckpoints {
     /// A layer of a checkpoint could be written nowhere.
     pub(super) fn note_failed(&mut self, version: Step, now: u64) {
+        if version <= self.released_at {
+            return;
+        }
         self.failed.insert(version);
         if self.failed.len() >= UNPLACED_MAX && self.held_at.is_none() {
             self.held_at = Some(now);
         }
     }
 
-    /// A disk has space again, or a node came that brings one.
-    pub(super) fn note_room(&mut self) {
-        self.tries_next |= self.is_holding();
+    /// A disk has space again, or a node came that brings one, while this version is open.
+    pub(super) fn note_room(&mut self, open: Step) {
+        if self.is_holding() {
+            (self.tries_next, self.released_at) = (true, open);
+        }
         self.failed.clear();
         self.held_at = None;
     }
 
     /// Time passes. A disk that takes nothing though it has space reports nothing when it does.
-    pub(super) fn handle_tick(&mut self, now: u64) {
+    pub(super) fn handle_tick(&mut self, now: u64, open: Step) {
         if self.held_at.is_some_and(|since| now - since >= RETRY_TICKS) {
             self.held_at = None;
-            self.tries_next = true;
+            (self.tries_next, self.released_at) = (true, open);
             // One more failure, and it is held again.
             while self.failed.len() >= UNPLACED_MAX {
                 self.failed.pop_first();
@@ -68,7 +76,7 @@ impl UnplacedCheckpoints {
             Entry::Checkpoint { .. } | Entry::Job(_) | Entry::Rewind { .. } => {
                 *self = Self::default();
             }
-            Entry::Members(_) => self.note_room(),
+            Entry::Members(_) => self.note_room(state.open_turn().step),
             Entry::Keep { .. } => self.tries_next = false,
             Entry::Seal(_) => {
                 let open = state.open_turn().step;

@@ -10,7 +10,7 @@ mod store_in_use;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::time::SystemTime;
 use std::{io, thread};
 
@@ -43,7 +43,7 @@ use super::scrub::scrub;
 use super::stores::{OpenStores, StoreOpenError};
 use super::threads::{CheckpointTime, raise_niceness};
 use aside_stores::AsideStores;
-use store_in_use::StoppedStore;
+use store_in_use::{REOPEN_PAUSE, StoppedStore};
 use zbelastic_machine::unused_data::collect_data;
 
 /// Commands that wait for the disk at once: the pieces of two checkpoints of the largest model.
@@ -320,12 +320,18 @@ fn run_thread(
     (moved, time): (&WorkCounter, &CheckpointTime),
 ) {
     let mut stopped = StoppedStore::default();
-    while let Ok(command) = commands.recv() {
+    loop {
+        let command = commands.recv_timeout(REOPEN_PAUSE);
         if let Some(failure) = stopped.reopen(&mut stores, in_use)
             && reports.blocking_send(failure).is_err()
         {
             return;
         }
+        let command = match command {
+            Ok(command) => command,
+            Err(RecvTimeoutError::Timeout) => continue,
+            Err(RecvTimeoutError::Disconnected) => return,
+        };
         let store = in_use.borrow().clone();
         if let (StoreCommand::Collect { referred }, Some(store)) = (&command, &store) {
             asides.collect(store, &referred.versions, reports);
@@ -337,6 +343,7 @@ fn run_thread(
                     Err(error) => (None, Some(StoreEvent::Failed { failure: error.into() })),
                 };
                 in_use.send_replace(store);
+                stopped = StoppedStore::default();
                 failure
             }
             (command, Some(store)) => execute((&*store, data), command, (moved, time)),

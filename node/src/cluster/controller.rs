@@ -381,7 +381,10 @@ impl ControllerNode {
             }
             NodeMessage::SaveFailed(failed) => {
                 self.pieces.note_save_failed(from.node, failed, &mut self.ports);
-                if failed.copies == 0 {
+                // Who has the layer now may hold the run; others may speak of an earlier plan, or lie.
+                let plan = self.ports.state().plan();
+                let trains = plan.is_some_and(|plan| plan.record.trains(from.node, failed.layer));
+                if failed.copies == 0 && trains {
                     self.note_room(Input::CheckpointUnplaced { version: failed.version });
                 }
             }

@@ -200,14 +200,21 @@ fn loss_line(loss: &NodeLossForecast) -> String {
 }
 
 /// What the loss of a zone takes.
-fn zones_line(ZoneForecast { zones, exposed }: &ZoneForecast) -> String {
+fn zones_line(ZoneForecast { zones, unknown, exposed }: &ZoneForecast) -> String {
+    let unknown = match unknown {
+        0 => String::new(),
+        1 => " The zone of one node is not known.".to_owned(),
+        many => format!(" The zones of {many} nodes are not known."),
+    };
     if exposed.is_empty() {
-        return format!("If a zone of {zones} is lost: every layer is in another one, too.");
+        return format!(
+            "If one of {zones} zones is lost: its layers are in another one, too.{unknown}"
+        );
     }
     let names: Vec<&str> = exposed.iter().map(String::as_str).collect();
     format!(
-        "If a zone of {zones} is lost: the layers of {} are in one zone only, and training may go back \
-         to the last checkpoint; nodes of other zones, or elastic.copies, change that.",
+        "If one zone is lost, of {zones}: the layers of {} are in theirs only, and training may go back \
+         to the last checkpoint; nodes of other zones, or elastic.copies, change that.{unknown}",
         shown(&names)
     )
 }

@@ -15,7 +15,9 @@ use zbelastic_types::StageIndex;
 pub struct ZoneForecast {
     /// Number of zones that nodes with a stage are in.
     pub zones: usize,
-    /// Nodes whose layers, copies included, are in no zone but theirs.
+    /// Number of nodes whose zone is not known.
+    pub unknown: usize,
+    /// Nodes whose layers, copies included, are in no known zone but theirs.
     pub exposed: Vec<String>,
 }
 
@@ -32,10 +34,15 @@ impl ZoneForecast {
             let own = &domains[stage.index()];
             let holders = counted_holders(placement, *stage).into_iter();
             let mut others = holders.chain(keepers.iter().copied()).filter(|other| other != stage);
-            !own.zone.is_empty() && others.all(|other| own.shares_zone(&domains[other.index()]))
+            !own.zone.is_empty()
+                && others.all(|other| {
+                    let other = &domains[other.index()];
+                    other.zone.is_empty() || own.shares_zone(other)
+                })
         };
         let stages = (0..).map(StageIndex).zip(kept);
         let exposed = stages.filter(is_exposed).map(|(stage, _)| nodes[stage.index()].name.clone());
-        (zones > 0).then(|| Self { zones, exposed: exposed.collect() })
+        let unknown = domains.iter().filter(|domain| domain.zone.is_empty()).count();
+        (zones > 0).then(|| Self { zones, unknown, exposed: exposed.collect() })
     }
 }

@@ -332,7 +332,8 @@ fn ends_again_and_again(name: &str, status: ExitStatus) -> CommandFailure {
     let mut failure = CommandFailure::new(FailureCode::OutOfResource, what);
     let advice = "free space on the disk of --out, or memory, and run the same command again";
     failure.details = vec![
-        FailureDetail::new("what was sealed is on the disks: training goes on there").hint(advice),
+        FailureDetail::new("the last checkpoint is on the disks: training goes on from it")
+            .hint(advice),
     ];
     failure
 }

@@ -280,7 +280,7 @@ fn the_version_behind_a_hold_becomes_a_checkpoint_where_they_are_due_by_time() {
     let keep = Entry::Keep { version: Step(18) };
     for (checkpoint_ticks, expected) in [(1_000_000, vec![keep]), (0, Vec::new())] {
         let mut harness = unplaced_with(4, checkpoint_ticks);
-        harness.duties.handle_room();
+        harness.duties.handle_room(&harness.log.state);
         let acted = harness.act();
         assert!(matches!(acted[0], Entry::Seal(_)), "{acted:?}");
         assert_eq!(acted[1..], expected, "{checkpoint_ticks} ticks");
@@ -290,12 +290,14 @@ fn the_version_behind_a_hold_becomes_a_checkpoint_where_they_are_due_by_time() {
 #[test]
 fn a_run_is_held_when_checkpoints_fail_one_after_the_other_and_tries_one_when_there_is_room() {
     let mut harness = unplaced();
-    harness.duties.handle_room();
+    harness.duties.handle_room(&harness.log.state);
     let seal = sealed(&mut harness);
     harness.agree(Entry::Seal(seal));
     assert_eq!(harness.act(), [], "version 12 becomes a checkpoint anyway");
-    // What fails from now on is counted anew.
-    harness.duties.handle_unplaced(&harness.log.state, Step(10));
+    // What fails from now on is counted anew, and late reports of what failed before are not.
+    for version in [6, 8, 10, 12] {
+        harness.duties.handle_unplaced(&harness.log.state, Step(version));
+    }
     harness.report_all();
     sealed(&mut harness);
 }

@@ -165,6 +165,9 @@ fn each_layer_of_two_pipelines_has_one_owner_and_needs_no_copy() {
     let holders = |stage| plan.holders_of(StageIndex(stage)).map(|h| h.node.0).collect::<Vec<_>>();
     assert_eq!([holders(0), holders(1)], [vec![1, 3], vec![2, 4]]);
     assert!(plan.has_head(NodeId(2)) && plan.has_head(NodeId(4)));
+    let last = plan.chunks.iter().flat_map(|chunk| chunk.layers()).max().expect("layers");
+    let of_last: Vec<u64> = (1..=5).filter(|node| plan.trains(NodeId(*node), last)).collect();
+    assert_eq!(of_last, [2, 4], "and nobody else");
     let refused = Err(PlanRefusal::Promise { promise: plan.promise });
     let mut at_a_twin = plan.clone();
     at_a_twin.copies[0] = vec![StageIndex(1)];

@@ -164,14 +164,14 @@ pub(super) fn backup(state: &State, digest: Option<HexDigest>, offset: u64) -> A
 }
 
 /// The trace of the last steps while it is read: rendered with its first piece, so that the others are of
-/// the same text.
+/// the same text. Another reader's first piece makes it another text, which has another length as a rule.
 #[derive(Debug, Default)]
 pub(super) struct TraceText(String);
 
 impl TraceText {
     /// A piece of the trace.
     pub(super) fn piece(&mut self, run_log: &RunLog, offset: u64) -> ApiAnswer {
-        if offset == 0 {
+        if offset == 0 || self.0.is_empty() {
             self.0 = run_log.trace().unwrap_or_default();
         }
         let total = self.0.len() as u64;

@@ -42,7 +42,7 @@ impl WorkerNode {
         }
     }
 
-    /// Logs which layers of the newest checkpoint this machine's disk has, before it goes.
+    /// Logs where this machine's disk has layers of the newest version, before it goes.
     fn log_saved(&mut self) {
         let Some(store) = self.ports.tasks.checkpoint_thread().store() else { return };
         let names = store.names().unwrap_or_default();
@@ -50,7 +50,7 @@ impl WorkerNode {
         let text = newest.map(|newest| {
             let layers = names.iter().filter(|name| name.version == newest).count();
             let folder = store.folder().display();
-            format!("{layers} layers of the state after step {} are in {folder}", newest.version)
+            format!("pieces of {layers} layers of version {} are in {folder}", newest.version)
         });
         text.into_iter().for_each(|text| self.ports.journal.log(text));
     }
