@@ -21,8 +21,8 @@ liveness: no progress for a minute, 12 a process ended by itself, 14 the campaig
 interrupted.";
 /// Most checkpoints of a soak: years of them, and a number of steps that a job may have.
 const SOAK_CHECKPOINTS_MAX: u64 = 1_000_000;
-/// Most steps from one checkpoint of a soak to the next: more could not be remembered.
-const SOAK_EVERY_MAX: u64 = 4_096;
+/// Most steps from one checkpoint of a soak to the next: those of `checkpoint.every`, which refuses more.
+const SOAK_EVERY_MAX: u64 = 2_048;
 /// The text below the help of `soak`.
 pub const SOAK_EXIT_CODES: &str = "\
 Exit codes: 0 the disks are flat, 2 usage, 10 a disk holds more than one checkpoint beyond before, 11

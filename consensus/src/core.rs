@@ -280,20 +280,15 @@ impl Core {
                 Ok(())
             }
             Input::Measured(measured) => {
-                let leader = self.raft.status().leader;
-                let duties = self.duties.as_mut().ok_or(CoreRefusal::NotLeader { leader })?;
+                let duties = leading(&mut self.duties, &self.raft)?;
                 Ok(duties.handle_measured(&self.state, *measured)?)
             }
             Input::CheckpointUnplaced { version } => {
-                let leader = self.raft.status().leader;
-                let duties = self.duties.as_mut().ok_or(CoreRefusal::NotLeader { leader })?;
-                duties.handle_unplaced(&self.state, version);
+                leading(&mut self.duties, &self.raft)?.handle_unplaced(&self.state, version);
                 Ok(())
             }
             Input::DiskAmple => {
-                let leader = self.raft.status().leader;
-                let duties = self.duties.as_mut().ok_or(CoreRefusal::NotLeader { leader })?;
-                duties.handle_room(&self.state);
+                leading(&mut self.duties, &self.raft)?.handle_room(&self.state);
                 Ok(())
             }
             Input::Command(command) => self.dispatch_command(command).map(|_| ()),
@@ -524,6 +519,14 @@ impl Core {
     pub fn holding_format_back(&self) -> impl Iterator<Item = NodeId> {
         self.formats.holding_back(&self.state, self.raft.status().members)
     }
+}
+
+/// The duties of a node that leads.
+fn leading<'a>(
+    duties: &'a mut Option<Duties>,
+    raft: &RaftNode,
+) -> Result<&'a mut Duties, CoreRefusal> {
+    duties.as_mut().ok_or_else(|| CoreRefusal::NotLeader { leader: raft.status().leader })
 }
 
 /// Inputs dropped so far.

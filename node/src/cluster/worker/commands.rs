@@ -46,13 +46,12 @@ impl WorkerNode {
     fn log_saved(&mut self) {
         let Some(store) = self.ports.tasks.checkpoint_thread().store() else { return };
         let names = store.names().unwrap_or_default();
-        let newest = names.iter().map(|name| name.version).max();
-        let text = newest.map(|newest| {
-            let layers = names.iter().filter(|name| name.version == newest).count();
-            let folder = store.folder().display();
-            format!("pieces of {layers} layers of version {} are in {folder}", newest.version)
-        });
-        text.into_iter().for_each(|text| self.ports.journal.log(text));
+        let Some(newest) = names.iter().map(|name| name.version).max() else { return };
+        let layers = names.iter().filter(|name| name.version == newest).count();
+        let folder = store.folder().display();
+        let text =
+            format!("pieces of {layers} layers of version {} are in {folder}", newest.version);
+        self.ports.journal.log(text);
     }
 
     /// No request of this process to be admitted will be granted.

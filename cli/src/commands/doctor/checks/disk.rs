@@ -6,6 +6,7 @@ use std::time::Duration;
 use zbelastic_trainer::plan;
 use zbelastic_types::Bytes;
 use zbelastic_wording::figures::duration_text;
+use zbelastic_wording::is_storage_full;
 
 use crate::commands::doctor::facts::{DiskFacts, DiskRead, FilesystemSpace, FolderState};
 use crate::commands::doctor::finding::{DoctorCheck, DoctorFinding, Obstacle, Severity, level_of};
@@ -138,8 +139,11 @@ fn check_files(space: &FilesystemSpace) -> DoctorFinding {
 }
 
 fn cannot_write(kind: io::ErrorKind) -> DoctorFinding {
-    let is_full = matches!(kind, io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
-    let obstacle = if is_full { Obstacle::TooLittle } else { Obstacle::WrongState };
+    let obstacle = if is_storage_full(&io::Error::from(kind)) {
+        Obstacle::TooLittle
+    } else {
+        Obstacle::WrongState
+    };
     DoctorFinding::new(
         DoctorCheck::DiskSync,
         Severity::Error(obstacle),
