@@ -532,6 +532,27 @@ mod tests {
     }
 
     #[test]
+    fn a_store_that_has_stopped_is_opened_again_with_what_it_had() {
+        const ATTEMPTS_MAX: u32 = 10_000;
+        let data = tempfile::tempdir().expect("a folder");
+        let locations = StoreLocations::new(NodeDataFolder::new(data.path().to_owned()));
+        let mut stores = OpenStores::new(locations);
+        let folder = data.path().join("store");
+        let store = stores.get(&folder).expect("made");
+        let (checkpoint_thread, mut events) =
+            CheckpointThread::start(stores, Some(store), data.path().to_owned()).expect("a thread");
+        assert_eq!(put(&checkpoint_thread, &mut events, 0), None);
+        // A commit looks into this folder, and the index makes it as it is opened.
+        std::fs::remove_dir_all(folder.join("index/blobs")).expect("it is there");
+        assert!(put(&checkpoint_thread, &mut events, 1).is_some(), "it stops");
+        // Nobody may read from it just then, which the thread that scrubs may.
+        let mut attempts = 0..ATTEMPTS_MAX;
+        assert!(attempts.any(|_| put(&checkpoint_thread, &mut events, 2).is_none()));
+        let has = |layer| checkpoint_thread.find(&BulkKey::Piece(piece(layer))).is_some();
+        assert!(has(0) && has(2));
+    }
+
+    #[test]
     fn without_its_store_a_node_keeps_nothing_and_says_so() {
         let data = tempfile::tempdir().expect("a folder");
         std::fs::write(data.path().join("file"), "in the way").expect("writable");
