@@ -411,12 +411,19 @@ fn client_details(error: &ClientError) -> Vec<FailureDetail> {
 }
 
 fn quorum_details(since_ms: u64, missing: &[String]) -> Vec<FailureDetail> {
+    if missing.is_empty() {
+        return vec![
+            FailureDetail::new("all controllers are reachable, and did not agree in time")
+                .why("their disks may be slow, or the leader was lost just now")
+                .hint("`zbelastic status`, then again; `zbelastic doctor` measures a disk"),
+        ];
+    }
     let names: Vec<_> = missing.iter().map(|name| escape(name)).collect();
-    let missing = if names.is_empty() { "some".to_owned() } else { names.join(", ") };
     vec![
         FailureDetail::new(format!(
-            "nothing received for {:.1} s from {missing}",
-            since_ms as f64 / 1e3
+            "nothing received for {:.1} s from {}",
+            since_ms as f64 / 1e3,
+            names.join(", ")
         ))
         .why("what is agreed on needs more than half of the controllers")
         .hint(

@@ -333,6 +333,9 @@ fn what_fails_on_the_way_has_its_exit_code() {
         failure.to_string().contains("nothing received for 1.5 s from ctl-\\u{1b}3"),
         "{failure}"
     );
+    let failure = answered(ApiAnswer::NoQuorum { since_ms: 0, missing: Vec::new() });
+    assert_eq!(failure.code, FailureCode::NoQuorum);
+    assert!(failure.to_string().contains("all controllers are reachable"), "{failure}");
     let failure = answered(ApiAnswer::Redirect { addresses: Vec::new() });
     assert_eq!(failure.code, FailureCode::NoQuorum);
     assert_eq!(answered(ApiAnswer::Tokens(Vec::new())).code, FailureCode::Internal);

@@ -316,7 +316,7 @@ impl Core {
                 self.outbox.push(Output::Persist { token, records });
             }
             RaftOutput::Trim { before } => self.outbox.push(Output::Trim { before }),
-            RaftOutput::Committed(entry) => self.apply(entry.index, &entry.data),
+            RaftOutput::Committed(entry) => self.apply((entry.index, entry.term), &entry.data),
             RaftOutput::Installed { index, term: _, data } => self.install(index, &data),
             RaftOutput::RequestSnapshot => {
                 // A snapshot that is too large leaves the log as it is; it is requested again.
@@ -338,7 +338,7 @@ impl Core {
         self.outbox.push(Output::Fatal(cause));
     }
 
-    fn apply(&mut self, index: u64, data: &[u8]) {
+    fn apply(&mut self, (index, term): (u64, u64), data: &[u8]) {
         self.looks_at_plan = true;
         if data.is_empty() {
             self.state.pass(index);
@@ -359,11 +359,11 @@ impl Core {
             Ok(change) => {
                 self.brief_on_change(index, &change);
                 let change = Box::new(change);
-                self.outbox.report(Event::Applied { index, change });
+                self.outbox.report(Event::Applied { index, term, change });
             }
             Err(refusal) => {
                 let entry = entry.name();
-                let event = Event::Refused { index, entry, refusal };
+                let event = Event::Refused { index, term, entry, refusal };
                 self.outbox.report(event);
             }
         }

@@ -514,7 +514,7 @@ impl Controllers {
         event: Event,
     ) {
         match event {
-            Event::Applied { index, change } => {
+            Event::Applied { index, change, .. } => {
                 self.note_pace(env, workers, node, &change);
                 self.apply_change(env, workers, node, index, &change);
                 if let StateChange::Sealed { seal, .. } = &*change {
@@ -523,7 +523,7 @@ impl Controllers {
                 }
                 self.die_when_applied(env, node, &change);
             }
-            Event::Refused { index, entry, refusal } => {
+            Event::Refused { index, entry, refusal, .. } => {
                 env.note(|| format!("n{node} #{index} {entry} changes nothing: {refusal}"));
                 let core = self.machines[&node].core.as_ref().expect("it applied something");
                 if core.state().cluster() == env.cluster {

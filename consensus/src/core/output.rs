@@ -47,6 +47,8 @@ pub enum Event {
     Applied {
         /// Index of the entry in the log.
         index: u64,
+        /// Term in which it was proposed.
+        term: u64,
         /// The change of the state by the entry.
         change: Box<StateChange>,
     },
@@ -54,6 +56,8 @@ pub enum Event {
     Refused {
         /// Index of the entry in the log.
         index: u64,
+        /// Term in which it was proposed.
+        term: u64,
         /// Name of the kind of entry.
         entry: &'static str,
         /// Why the entry changed nothing.

@@ -119,7 +119,9 @@ impl RaftNode {
                 self.end_greeting();
             }
             RaftPhase::Active => {
-                if self.outbox.tick() > self.setup.write_ticks_max {
+                let is_late = self.outbox.tick() > self.setup.write_ticks_max;
+                // Nobody else could lead in place of a node that votes alone.
+                if is_late && !self.members.current().is_alone(self.setup.node) {
                     self.driver.step_down();
                 }
                 if self.is_tickable() {

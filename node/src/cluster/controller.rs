@@ -58,7 +58,6 @@ use super::peer_connections::PeerConnections;
 use super::peer_directory::PeerDirectory;
 use super::process_exit::{NodeSignal, ProcessExit};
 use super::record_writer::{RecordWriteReport, RecordWriter};
-use super::requests;
 use super::run_log::RunLog;
 use super::solver::{SolvedPlan, SolverAnswer};
 use super::stores::StoreLocations;
@@ -72,13 +71,13 @@ use joins::PendingJoins;
 use links::MemberLinks;
 use member_disks::{MemberDiskChange, MemberDisks};
 pub use parts::{ControllerInbox, ControllerParts, ControllerSetup};
-use pending_commands::{CommandAnswer, PendingCommands};
+use pending_commands::{CommandAnswer, LeaderlessRequests, PendingCommands};
 use pieces::{CheckpointPieces, collect_local, collect_on_return, collect_unused};
 use planning::Planning;
 use ports::{ControllerCompletion, ControllerPorts};
 use status::{ControllerFacts, StatusView};
 use uploads::Uploads;
-use zbelastic_api::{EventKind, WorkStatus};
+use zbelastic_api::{ApiRequest, EventKind, WorkStatus};
 use zbelastic_policy::tick::TICK;
 
 /// Results of fetches and of work off the loop that wait for it at once.
@@ -107,6 +106,8 @@ struct ControllerNode {
     joins: PendingJoins,
     /// Commands of clients that wait for the entries proposed for them.
     commands: PendingCommands<RequestReply, CommandAnswer>,
+    /// Requests of clients that wait for a leader.
+    leaderless: LeaderlessRequests<(ApiRequest, RequestReply)>,
     pieces: CheckpointPieces,
     /// The layers that clients export, read from the store.
     exports: Exports,
@@ -192,6 +193,7 @@ impl ControllerNode {
             rotation: AuthorityRotation::default(),
             joins: PendingJoins::default(),
             commands: PendingCommands::default(),
+            leaderless: LeaderlessRequests::default(),
             pieces: CheckpointPieces::default(),
             exports: Exports::default(),
             trace: TraceText::default(),
@@ -507,9 +509,7 @@ impl ControllerNode {
         let roster = self.connections.roster();
         self.rotation.handle_tick(&mut self.ports, &mut self.certificates, roster);
         self.certificates.handle_tick(&self.ports.tasks, &mut self.ports.journal);
-        if let Some(reply) = self.commands.expire(Instant::now()) {
-            requests::reply(reply, &self.view().no_quorum());
-        }
+        self.answer_waiting();
         if let Some(change) = self.quorum.note(&self.ports.core.training_status()) {
             self.ports.journal.record(match change {
                 QuorumChange::Lost => EventKind::QuorumLost,

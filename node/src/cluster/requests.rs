@@ -58,6 +58,40 @@ fn is_allowed(role: PeerRole, request: &ApiRequest) -> bool {
     }
 }
 
+/// Whether the leader alone can do what is requested: it is proposed to the log, or needs all that
+/// was agreed on.
+#[must_use]
+pub const fn needs_leader(request: &ApiRequest) -> bool {
+    match request {
+        ApiRequest::Run { .. }
+        | ApiRequest::RunRemove { .. }
+        | ApiRequest::Pause
+        | ApiRequest::Resume
+        | ApiRequest::Stop
+        | ApiRequest::CheckpointRestore { .. }
+        | ApiRequest::CheckpointCollect
+        | ApiRequest::TokenCreate(_)
+        | ApiRequest::TokenRevoke { .. }
+        | ApiRequest::NodeDrain { .. }
+        | ApiRequest::NodeRemove { .. }
+        | ApiRequest::ClusterRotateCa { .. } => true,
+        ApiRequest::Status
+        | ApiRequest::Events { .. }
+        | ApiRequest::Logs { .. }
+        | ApiRequest::RunList
+        | ApiRequest::CheckpointList { .. }
+        | ApiRequest::CheckpointShow { .. }
+        | ApiRequest::CheckpointVerify { .. }
+        | ApiRequest::CheckpointExport { .. }
+        | ApiRequest::CheckpointSubtree { .. }
+        | ApiRequest::Trace { .. }
+        | ApiRequest::ClusterInfo
+        | ApiRequest::ClusterBackup { .. }
+        | ApiRequest::PutData { .. }
+        | ApiRequest::TokenList => false,
+    }
+}
+
 /// Whether the sender may send this request. If not, the node logs that.
 ///
 /// # Errors

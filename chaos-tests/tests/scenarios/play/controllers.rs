@@ -109,10 +109,10 @@ impl Play {
                     let packet = PlayPacket::Plan(request.number, solution);
                     self.network.send(PlayMessage { from: node, to: node, packet });
                 }
-                Output::Event(Event::Applied { index, change }) => {
+                Output::Event(Event::Applied { index, change, .. }) => {
                     self.record.applied(index, *change);
                 }
-                Output::Event(Event::Refused { index, entry, refusal }) => {
+                Output::Event(Event::Refused { index, entry, refusal, .. }) => {
                     self.record.ignored(index, entry, refusal);
                 }
                 Output::Event(

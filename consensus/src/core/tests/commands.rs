@@ -69,11 +69,11 @@ fn what_is_proposed_is_told_by_its_index_and_by_what_it_changed() {
     };
     assert_eq!((index, term), (core.status().last_index, core.status().term));
     let applied = persist(&mut core).into_iter().find_map(|output| {
-        let Output::Event(Event::Applied { index, change }) = output else { return None };
-        Some((index, *change))
+        let Output::Event(Event::Applied { index, term, change }) = output else { return None };
+        Some((index, term, *change))
     });
     let outcome = AccessOutcome::TokenMade { token: TOKEN };
-    assert_eq!(applied, Some((index, StateChange::Access(outcome))));
+    assert_eq!(applied, Some((index, term, StateChange::Access(outcome))));
 }
 
 #[test]

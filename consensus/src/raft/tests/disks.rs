@@ -208,6 +208,21 @@ fn leader_whose_disk_hangs_gives_way() {
 }
 
 #[test]
+fn leader_that_votes_alone_waits_for_its_disk() {
+    let mut cluster = RaftCluster::new(28, 1);
+    cluster.commit_on(b"one", &[n(1)]);
+    let term = cluster.status(n(1)).term;
+    cluster.hung.insert(n(1));
+    cluster.propose(n(1), b"two");
+    cluster.rounds(1_000);
+    assert!(cluster.status(n(1)).leads_applied, "nobody else could lead");
+    cluster.hung.clear();
+    cluster.commit_on(b"three", &[n(1)]);
+    assert_eq!(cluster.status(n(1)).term, term);
+    assert!(cluster.agreed.values().any(|entry| entry.data == b"two"));
+}
+
+#[test]
 fn start_that_was_never_durable_can_be_made_anew() {
     let setup = || RaftSetup::new(n(1), 1, 10);
     let mut node = RaftNode::create(setup(), &[n(1), n(2)], vec![1]).unwrap();

@@ -15,7 +15,7 @@ use zbelastic_wire::{self as wire, NodeAnswer, NodeMessage, NodeRequest};
 use super::ControllerNode;
 use super::checkpoints::{answer_collect, backup, collect_all, export, export_subtree, verify};
 use super::data::has_data;
-use super::pending_commands::CommandAnswer;
+use super::pending_commands::{COMMAND_TIMEOUT, CommandAnswer};
 use super::runs::is_over;
 use super::status::{addresses_of, controller_addresses};
 use super::submission::{SubmittedRun, run_start};
@@ -60,8 +60,41 @@ impl ControllerNode {
             }
         };
         match requests::authorize(&mut self.ports.journal, from, &request) {
+            Ok(()) if requests::needs_leader(&request) && self.awaits_leader() => {
+                let waiting = (request, reply);
+                if let Err((_, reply)) = self.leaderless.push(waiting, Instant::now()) {
+                    requests::reply(reply, &self.view().no_quorum());
+                }
+            }
             Ok(()) => self.answer(request, reply),
             Err(refusal) => refuse(reply, refusal),
+        }
+    }
+
+    /// Whether an election is under way, which takes until voters' disks answer, or this node is
+    /// elected and has not applied all of its log.
+    fn awaits_leader(&self) -> bool {
+        match self.ports.core.status().leader {
+            Some(leader) => leader == self.ports.me && !self.ports.leads(),
+            None => self.view().leaderless() < COMMAND_TIMEOUT,
+        }
+    }
+
+    /// Answers requests that waited for a leader, and commands that waited too long or that another
+    /// leader's entries took the place of.
+    pub(super) fn answer_waiting(&mut self) {
+        if !self.awaits_leader() {
+            for (request, reply) in self.leaderless.take() {
+                self.answer(request, reply);
+            }
+        }
+        let now = Instant::now();
+        let late = self.leaderless.expire(now).map(|(_, reply)| reply);
+        for reply in late.into_iter().chain(self.commands.expire(now)) {
+            requests::reply(reply, &self.view().no_quorum());
+        }
+        for reply in self.commands.take_behind(self.ports.state().applied()) {
+            requests::reply(reply, &self.view().redirect());
         }
     }
 
@@ -294,8 +327,8 @@ impl ControllerNode {
             return refuse(reply, refusal);
         }
         let answer = match self.ports.propose(command) {
-            Ok(CommandOutcome::Proposed { index, .. }) => {
-                return self.commands.insert(index, (reply, answer), Instant::now());
+            Ok(CommandOutcome::Proposed { index, term }) => {
+                return self.commands.insert((index, term), (reply, answer), Instant::now());
             }
             Ok(CommandOutcome::Noted) => self.answer_applied(answer),
             Err(CoreRefusal::NotLeader { .. }) => self.view().redirect(),
@@ -304,9 +337,9 @@ impl ControllerNode {
         requests::reply(reply, &answer);
     }
 
-    /// The entry of this index was applied, or changed nothing.
-    pub(super) fn answer_command(&mut self, index: u64, result: Result<(), EntryRefusal>) {
-        let Some((reply, answer)) = self.commands.remove(index) else { return };
+    /// The entry of this index and term was applied, or changed nothing.
+    pub(super) fn answer_command(&mut self, entry: (u64, u64), result: Result<(), EntryRefusal>) {
+        let Some((reply, answer)) = self.commands.remove(entry) else { return };
         let answer = match result {
             Ok(()) => self.answer_applied(answer),
             Err(refusal) => ApiAnswer::Refused(self.view().entry_refusal(&refusal)),

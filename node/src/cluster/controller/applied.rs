@@ -12,21 +12,26 @@ use super::data::ensure_data;
 use super::formats::version_of;
 use super::pieces::{collect_unused, complete_checkpoint};
 use super::tokens::token_role;
+use crate::cluster::requests;
 use zbelastic_api::EventKind;
 use zbelastic_timing::unix_ms;
 
 impl ControllerNode {
     pub(super) fn handle_core_event(&mut self, event: CoreEvent) {
         match event {
-            CoreEvent::Applied { index, change } => self.handle_change(index, &change),
-            CoreEvent::Refused { index, entry, refusal } => {
+            CoreEvent::Applied { index, term, change } => self.handle_change((index, term), &change),
+            CoreEvent::Refused { index, term, entry, refusal } => {
                 let text = format!("entry {index} ({entry}) changed nothing: {refusal}");
                 self.ports.journal.log(text);
-                self.joins.refuse(index, &refusal, self.ports.state().access());
-                self.answer_command(index, Err(refusal));
+                self.joins.refuse((index, term), &refusal, self.ports.state().access());
+                self.answer_command((index, term), Err(refusal));
             }
             CoreEvent::NoPlan(none) => self.ports.journal.warn(format!("no plan: {none}")),
-            CoreEvent::Installed { .. } => {
+            CoreEvent::Installed { index } => {
+                // Whether the snapshot holds their entries is not known.
+                for reply in self.commands.take_behind(index) {
+                    requests::reply(reply, &self.view().no_quorum());
+                }
                 self.backfill.request();
                 self.follow_job();
                 self.ban_revoked();
@@ -37,7 +42,7 @@ impl ControllerNode {
         }
     }
 
-    fn handle_change(&mut self, index: u64, change: &StateChange) {
+    fn handle_change(&mut self, (index, term): (u64, u64), change: &StateChange) {
         if let StateChange::Job { .. } = change {
             self.follow_job();
         }
@@ -71,7 +76,7 @@ impl ControllerNode {
             | StateChange::Kept { .. }
             | StateChange::Rewound { .. } => {}
         }
-        self.answer_command(index, Ok(()));
+        self.answer_command((index, term), Ok(()));
     }
 
     /// The tokens or credentials that the cluster agreed on changed.

@@ -77,7 +77,8 @@ impl RefusalLog {
 struct PendingJoin {
     attempt: JoinAttempt,
     reply: JoinReply,
-    index: u64,
+    /// Index and term of the entry proposed for it.
+    entry: (u64, u64),
     ticks: u32,
 }
 
@@ -107,9 +108,9 @@ impl PendingJoins {
             }
         } else {
             match self.propose_join(&attempt, ports, directory) {
-                Ok(index) => {
+                Ok(entry) => {
                     let key = Digest(attempt.key_digest().0);
-                    let join = PendingJoin { attempt, reply, index, ticks: 0 };
+                    let join = PendingJoin { attempt, reply, entry, ticks: 0 };
                     self.pending.insert(key, join);
                     return;
                 }
@@ -127,7 +128,7 @@ impl PendingJoins {
         attempt: &JoinAttempt,
         ports: &mut ControllerPorts,
         directory: &PeerDirectory,
-    ) -> Result<u64, JoinRefusal> {
+    ) -> Result<(u64, u64), JoinRefusal> {
         if !ports.leads() {
             return Err(not_leader(ports, directory));
         }
@@ -148,7 +149,7 @@ impl PendingJoins {
             expires_at_s: at_s + CertificateLife::of(attempt.role).0,
         };
         match ports.propose(OperatorCommand::Access(change)) {
-            Ok(CommandOutcome::Proposed { index, .. }) => Ok(index),
+            Ok(CommandOutcome::Proposed { index, term }) => Ok((index, term)),
             Ok(CommandOutcome::Noted) => Err(JoinRefusal::NotReady),
             Err(CoreRefusal::NotLeader { .. }) => Err(not_leader(ports, directory)),
             Err(CoreRefusal::Access(refusal)) => {
@@ -183,8 +184,13 @@ impl PendingJoins {
     }
 
     /// The entry of a join changed nothing.
-    pub(super) fn refuse(&mut self, index: u64, refusal: &EntryRefusal, access: &AccessRegistry) {
-        let found = self.pending.iter().find(|(_, join)| join.index == index);
+    pub(super) fn refuse(
+        &mut self,
+        entry: (u64, u64),
+        refusal: &EntryRefusal,
+        access: &AccessRegistry,
+    ) {
+        let found = self.pending.iter().find(|(_, join)| join.entry == entry);
         let Some(key) = found.map(|(key, _)| *key) else { return };
         let PendingJoin { attempt, reply, .. } = self.pending.remove(&key).expect("found above");
         let refusal = if let EntryRefusal::Access(refusal) = refusal {

@@ -1,7 +1,7 @@
 //! The state of the cluster, as this controller knows it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use zbelastic_consensus::class::DeviceKind;
 use zbelastic_consensus::contact::check_name;
@@ -120,14 +120,19 @@ impl StatusView<'_> {
         QuorumStatus { voters, reachable }
     }
 
+    /// For how long no leader is known here.
+    pub(super) fn leaderless(&self) -> Duration {
+        if let TrainingStatus::NoQuorum { ticks } = self.core.training_status() {
+            TICK * ticks
+        } else {
+            Duration::ZERO
+        }
+    }
+
     /// The answer while there is no quorum.
     pub(super) fn no_quorum(&self) -> ApiAnswer {
         let QuorumStatus { voters, reachable } = self.quorum();
-        let since_ms = if let TrainingStatus::NoQuorum { ticks } = self.core.training_status() {
-            u64::from(ticks) * TICK.as_millis() as u64
-        } else {
-            0
-        };
+        let since_ms = self.leaderless().as_millis() as u64;
         let missing = voters.iter().filter(|voter| !reachable.contains(voter));
         let missing = missing.map(|voter| name_of(self.state(), *voter)).collect();
         ApiAnswer::NoQuorum { since_ms, missing }
