@@ -1,8 +1,12 @@
 //! The client of the API: a command line.
 //!
 //! It uses no socket. Bytes travel through an [`Exchange`] that the caller brings. A redirect is
-//! followed, a few times; nothing is tried again in silence: a failure is reported, with its means
-//! for a script.
+//! followed, a few times. If the leader that it names is not reached, nothing was sent, and the nodes
+//! are requested again until they have elected another one. Nothing else is tried again in silence:
+//! a failure is reported, with its means for a script.
+
+use std::thread;
+use std::time::Duration;
 
 use zbelastic_types::NodeId;
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
@@ -21,6 +25,11 @@ use super::{ADDRESSES_MAX, LOG_LINES_MAX, escape};
 
 /// Redirects that are followed for one question: leaders change, but not that often.
 pub const REDIRECTS_MAX: usize = 4;
+/// Times that a leader is not reached until that is reported: several elections, with [`LEADER_PAUSE`]
+/// before each further one.
+pub const LEADERS_MISSED_MAX: usize = 20;
+/// As long as an election takes.
+const LEADER_PAUSE: Duration = Duration::from_millis(500);
 
 /// Sends a message to the first of these addresses that answers, and returns its answer.
 pub type Exchange<'a> = Box<dyn FnMut(&[String], &[u8]) -> Result<Vec<u8>, ClientError> + 'a>;
@@ -138,15 +147,28 @@ impl<'a> ApiClient<'a> {
     pub fn send(&mut self, request: &ApiRequest) -> Result<ApiAnswer, ApiError> {
         let message = encode_request(request)?;
         let mut targets = self.addresses.clone();
-        for redirects in 0..=REDIRECTS_MAX {
-            let answer = decode_answer(&(self.exchange)(&targets, &message)?)?;
+        let (mut redirects, mut missed) = (0, 0);
+        loop {
+            let exchanged = (self.exchange)(&targets, &message);
+            let is_missed = matches!(exchanged, Err(ClientError::Unreachable { .. }));
+            if is_missed && redirects > 0 && missed < LEADERS_MISSED_MAX {
+                missed += 1;
+                redirects = 0;
+                targets.clone_from(&self.addresses);
+                thread::sleep(LEADER_PAUSE);
+                continue;
+            }
+            let answer = decode_answer(&exchanged?)?;
             match answer {
-                ApiAnswer::Redirect { addresses } if addresses.is_empty() => {
+                ApiAnswer::Redirect { addresses }
+                    if addresses.is_empty() || redirects == REDIRECTS_MAX =>
+                {
                     return Err(ApiError::NoLeader { redirects });
                 }
                 ApiAnswer::Redirect { mut addresses } => {
                     addresses.truncate(ADDRESSES_MAX);
                     targets = addresses;
+                    redirects += 1;
                 }
                 ApiAnswer::NoQuorum { since_ms, missing } => {
                     return Err(ApiError::NoQuorum { since_ms, missing });
@@ -176,7 +198,6 @@ impl<'a> ApiClient<'a> {
                 }
             }
         }
-        Err(ApiError::NoLeader { redirects: REDIRECTS_MAX })
     }
 
     /// Requests the status of the cluster.

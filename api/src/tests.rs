@@ -370,6 +370,30 @@ fn redirects_are_followed_and_remembered() {
 }
 
 #[test]
+fn a_leader_that_is_gone_is_waited_for_until_there_is_another() {
+    let sent_to = RefCell::new(Vec::new());
+    let exchange = |addresses: &[String], _: &[u8]| {
+        sent_to.borrow_mut().push(addresses[0].clone());
+        let count = sent_to.borrow().len();
+        let answer = match &*addresses[0] {
+            "gone" => return Err(ClientError::Unreachable { tried: Vec::new() }),
+            "next" => ApiAnswer::Status(Box::new(status())),
+            _ if count < 4 => ApiAnswer::Redirect { addresses: vec!["gone".to_owned()] },
+            _ => ApiAnswer::Redirect { addresses: vec!["next".to_owned()] },
+        };
+        Ok(encode_answer(&answer).expect("small"))
+    };
+    let mut client = ApiClient::new(vec!["a".into()], Box::new(exchange));
+    assert!(client.status().is_ok());
+    drop(client);
+    assert_eq!(*sent_to.borrow(), ["a", "gone", "a", "gone", "a", "next"]);
+    let nobody = |_: &[String], _: &[u8]| Err(ClientError::Unreachable { tried: Vec::new() });
+    let mut client = ApiClient::new(vec!["a".into()], Box::new(nobody));
+    let unreachable = ClientError::Unreachable { tried: Vec::new() };
+    assert!(matches!(client.status(), Err(ApiError::Client(found)) if found == unreachable));
+}
+
+#[test]
 fn redirects_in_a_circle_end() {
     let answer = |address: &str| {
         let next = if address == "b" { "c" } else { "b" };

@@ -216,6 +216,11 @@ fn leader_that_is_killed_is_replaced() {
         },
     );
     let began = Instant::now();
+    // A command that comes before the others have noticed waits for the next leader.
+    let mut token = zbelastic(&first.folder);
+    token.args(["token", "create", "--cluster", &cluster.addresses[1..].join(",")]);
+    let token = token.output().expect("it runs");
+    assert!(token.status.success(), "{token:?}");
     let at = cluster.wait("another leader", SpawnedCluster::step);
     eprintln!("leader after {:?} at {at}", began.elapsed());
     cluster.wait("steps", |cluster| cluster.step().filter(|step| *step >= at + 2));

@@ -157,7 +157,9 @@ fn a_plan_that_fails_its_check_when_applied_changes_nothing() {
     let refusal = PlanRefusal::Chunks { expected: 2, found: 4, end: 4, layer_count: 4 };
     let (expected, why) = (before.applied(), EntryRefusal::Plan(refusal));
     let is_refused = |output: &Output| {
-        let Output::Event(Event::Refused { index, entry, refusal, .. }) = output else { return false };
+        let Output::Event(Event::Refused { index, entry, refusal, .. }) = output else {
+            return false;
+        };
         (*index, *entry, refusal) == (expected, "adopt", &why)
     };
     assert!(outputs.iter().any(is_refused), "{outputs:#?}");

@@ -83,14 +83,16 @@ impl ControllerNode {
     /// Answers requests that waited for a leader, and commands that waited too long or that another
     /// leader's entries took the place of.
     pub(super) fn answer_waiting(&mut self) {
-        if !self.awaits_leader() {
-            for (request, reply) in self.leaderless.take() {
-                self.answer(request, reply);
-            }
-        }
         let now = Instant::now();
-        let late = self.leaderless.expire(now).map(|(_, reply)| reply);
-        for reply in late.into_iter().chain(self.commands.expire(now)) {
+        let due = if self.awaits_leader() {
+            self.leaderless.expire(now).into_iter().collect()
+        } else {
+            self.leaderless.take()
+        };
+        for (request, reply) in due {
+            self.answer(request, reply);
+        }
+        if let Some(reply) = self.commands.expire(now) {
             requests::reply(reply, &self.view().no_quorum());
         }
         for reply in self.commands.take_behind(self.ports.state().applied()) {

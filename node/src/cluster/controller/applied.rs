@@ -19,7 +19,9 @@ use zbelastic_timing::unix_ms;
 impl ControllerNode {
     pub(super) fn handle_core_event(&mut self, event: CoreEvent) {
         match event {
-            CoreEvent::Applied { index, term, change } => self.handle_change((index, term), &change),
+            CoreEvent::Applied { index, term, change } => {
+                self.handle_change((index, term), &change)
+            }
             CoreEvent::Refused { index, term, entry, refusal } => {
                 let text = format!("entry {index} ({entry}) changed nothing: {refusal}");
                 self.ports.journal.log(text);
