@@ -344,7 +344,9 @@ function drawReport() {
   byId("phase").textContent = state.run.interrupted ? "interrupted" : "done";
   byId("phase").className = `pill ${state.run.interrupted ? "warn" : "good"}`;
   byId("version").textContent = `zbelastic ${state.run.version ?? ""}`;
-  document.title = "Report of a run · zbelastic";
+  const name = state.run.name ?? "a run";
+  byId("cluster").textContent = state.run.name ?? "";
+  document.title = `Report of ${name} · zbelastic`;
   byId("links").hidden = true;
 }
 

@@ -260,6 +260,7 @@ fn run_json(prepared: &PreparedRun, finished: &FinishedRun) -> String {
     let chunks: Vec<_> = plan.chunks().iter().map(|layers| layers.ids()).collect();
     let mut run = json!({
         "version": env!("CARGO_PKG_VERSION"),
+        "name": prepared.name,
         "seed": config.seed,
         "params": model_size(&config.model).1,
         "injections": job.setup.injections,

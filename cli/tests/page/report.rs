@@ -33,5 +33,7 @@ fn the_report_of_a_run_opens_from_the_disk_and_shows_its_steps_and_digest() {
     let digest = run["digest"].as_str().expect("a digest");
     let shown = found["shown"].as_str().expect("a text");
     assert!(shown.contains(&digest[..12]), "{digest} in {shown}");
+    assert_eq!(run["name"], "tiny");
+    assert!(shown.contains("tiny"), "{shown}");
     assert_eq!(browser.complaints(), Vec::<String>::new());
 }
