@@ -85,6 +85,8 @@ pub enum Mutant {
     M53FollowedCountsAsSealed,
     /// m54: a text that is damaged is fetched from a node that has all of it sound, or from none.
     M54WholeCopiesOnly,
+    /// m56: a node keeps pieces of any number of versions that no checkpoint has yet.
+    M56AnyVersionsAhead,
 }
 
 #[cfg(feature = "mutants")]

@@ -4,12 +4,14 @@
 
 use std::collections::VecDeque;
 
+use zbelastic_checkpoint::CheckpointId;
 use zbelastic_types::NodeId;
 
+use crate::keep_quota::{KeepQuota, QuotaExceeded};
 use crate::piece::PieceRef;
 
-/// Pieces that wait at once: the layers of two checkpoints of the largest model. Another one is
-/// refused.
+/// Pieces of one requester that wait at once: the layers of two checkpoints of the largest model.
+/// Another one is refused.
 const WAITING_MAX: usize = 2048;
 /// Ticks between two progress reports to the requesters.
 const REPORT_TICKS: u32 = 100;
@@ -17,6 +19,7 @@ const REPORT_TICKS: u32 = 100;
 /// Pieces to be kept, and the node that requested each.
 #[derive(Debug, Default)]
 pub struct KeepQueue {
+    quota: KeepQuota,
     waiting: VecDeque<(PieceRef, NodeId)>,
     under_way: Option<(PieceRef, NodeId)>,
     /// Bytes of such pieces that had arrived when the one under way was begun, and by now.
@@ -39,25 +42,40 @@ pub struct KeepReport {
     pub left: u64,
 }
 
-/// The queue has no space for another piece.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KeepQueueFull;
+/// Why a piece does not wait here to be kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum KeepQueueRefusal {
+    /// Too many of its requester wait.
+    #[error("{WAITING_MAX} of its pieces wait already")]
+    Full,
+    /// It is more than is kept for one node.
+    #[error(transparent)]
+    Quota(#[from] QuotaExceeded),
+}
 
 impl KeepQueue {
     /// A piece is to be kept for a node. A piece that is there already is kept once.
     ///
     /// # Errors
-    /// If too much waits.
-    pub fn push(&mut self, piece: PieceRef, node: NodeId) -> Result<(), KeepQueueFull> {
+    /// If too much of the node waits or is kept.
+    pub fn push(&mut self, piece: PieceRef, node: NodeId) -> Result<(), KeepQueueRefusal> {
         let request = (piece, node);
         if self.under_way == Some(request) || self.waiting.contains(&request) {
             return Ok(());
         }
-        if self.waiting.len() >= WAITING_MAX {
-            return Err(KeepQueueFull);
+        if self.waiting.iter().filter(|(_, requested_by)| *requested_by == node).count()
+            >= WAITING_MAX
+        {
+            return Err(KeepQueueRefusal::Full);
         }
+        self.quota.grant(piece, node)?;
         self.waiting.push_back(request);
         Ok(())
+    }
+
+    /// The cluster refers to these versions; older ones are removed here.
+    pub fn note_referred(&mut self, versions: impl IntoIterator<Item = CheckpointId>) {
+        self.quota.note_referred(versions);
     }
 
     /// The next piece to fetch, if none is under way.
@@ -156,11 +174,13 @@ mod tests {
     }
 
     #[test]
-    fn a_full_queue_refuses() {
+    fn so_many_pieces_of_a_node_wait() {
         let mut queue = KeepQueue::default();
         for layer in 0..WAITING_MAX as u32 {
             queue.push(PieceRef { layer: LayerId(layer), ..piece(0) }, NodeId(7)).expect("space");
         }
-        assert_eq!(queue.push(piece(0), NodeId(8)), Err(KeepQueueFull));
+        let another = PieceRef { layer: LayerId(WAITING_MAX as u32), ..piece(0) };
+        assert_eq!(queue.push(another, NodeId(7)), Err(KeepQueueRefusal::Full));
+        assert_eq!(queue.push(another, NodeId(8)), Ok(()), "another node's wait beside them");
     }
 }

@@ -17,6 +17,7 @@ pub mod device_gauge;
 pub mod disk_space;
 pub mod frame_lane;
 pub mod keep_queue;
+pub mod keep_quota;
 pub mod keep_rule;
 pub mod machine_peak;
 pub mod member_addresses;

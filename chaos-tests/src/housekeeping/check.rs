@@ -6,6 +6,7 @@ use zbelastic_checkpoint::CheckpointStore;
 use zbelastic_consensus::access::RotationPhase;
 use zbelastic_planner::NodeResources;
 use zbelastic_policy::data::DataName;
+use zbelastic_policy::keep_quota::VERSIONS_AHEAD_MAX;
 use zbelastic_policy::piece::PieceRef;
 use zbelastic_types::{Bytes, NodeId, Step};
 
@@ -234,10 +235,12 @@ impl HousekeepingChecker {
         });
     }
 
-    /// H1: no store has more versions than are kept, under way, or failed since.
+    /// H1: no store has more versions than are kept, under way, or failed since, and those that a
+    /// hostile member may have kept in each life of the store's process.
     pub(super) fn check_disks(&mut self, cluster: &HousekeepingCluster) {
         let under_way = cluster.agreed.pending.len() + cluster.agreed.failed;
         let most = cluster.options.kept + VERSIONS_BESIDE + under_way;
+        let ahead = if cluster.options.is_hostile { VERSIONS_AHEAD_MAX } else { 0 };
         let count = cluster.agreed.count;
         let leader = cluster.leader();
         for member in cluster.members.values().filter(|member| member.is_honest_and_up()) {
@@ -252,6 +255,7 @@ impl HousekeepingChecker {
             let names = store.names().expect("a disk in memory does not fail");
             let versions: BTreeSet<_> = names.iter().map(|name| name.version).collect();
             let found = versions.len().max(names.len().div_ceil(cluster.options.layers as usize));
+            let most = most + ahead * (member.life as usize + 1);
             if found > most {
                 let message = format!("n{} has {found} versions, {most} at most", member.node);
                 return self.broken(Invariant::H1, || message);

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use zbelastic_checkpoint::CheckpointId;
 use zbelastic_policy::data::DataName;
+use zbelastic_policy::keep_quota::VERSIONS_AHEAD_MAX;
 use zbelastic_policy::piece::{PieceRef, StoreReferences};
 use zbelastic_policy::trust::is_refused_removal;
 use zbelastic_transport::{CloseCode, DialProblem, DownReason};
@@ -19,6 +20,8 @@ use super::world::{HousekeepingEvent, MemberMessage, SECOND_US};
 
 /// Bytes that it gives at most of what it announced.
 const SERVED_MAX: u64 = 1 << 16;
+/// Versions of right digests that it requests to be kept, one after the other.
+const FLOOD: u64 = 4 * VERSIONS_AHEAD_MAX as u64;
 /// Further ahead than any version that is under way.
 const FAR: u64 = 1 << 40;
 
@@ -68,7 +71,7 @@ impl HostileMember {
             env.send(hostile, *requested_by, MemberMessage::Keeping(*piece, piece.length));
         }
         let target = *env.draws.pick(&linked);
-        match env.draws.below(12) {
+        match env.draws.below(13) {
             0 => self.close(env, connections, hostile, target, CloseCode::Banned),
             1 => self.close(env, connections, hostile, target, CloseCode::DuplicateIdentity),
             2 => self.refuse_dial(env, connections, hostile, target),
@@ -77,6 +80,12 @@ impl HostileMember {
             5 => env.send(hostile, target, MemberMessage::Collect(StoreReferences::default())),
             6 => env.send(hostile, target, collect_all()),
             7 => env.send(hostile, target, MemberMessage::KeepData(some_data())),
+            8 => {
+                let newest = env.cluster.agreed.newest.0;
+                for version in newest + 1..=newest + FLOOD {
+                    env.send(hostile, target, MemberMessage::Keep(piece_of(0, version).0));
+                }
+            }
             _ => {
                 let piece = self.bad_piece(env);
                 env.send(hostile, target, MemberMessage::Keep(piece));

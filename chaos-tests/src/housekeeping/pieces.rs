@@ -189,6 +189,8 @@ impl MemberCheckpoints {
         let Some(store) = member.disk.store() else { return };
         collect_garbage(&**store, referred).expect("a disk in memory does not fail");
         env.check.note_collected(node, count);
+        let member = env.cluster.members.get_mut(&node).expect("a member");
+        member.process.keeping.note_referred(referred.versions.iter().copied());
     }
 
     /// Does what is next for a piece of a member's own.

@@ -18,7 +18,7 @@ pub enum KnownBug {
 
 impl KnownBug {
     /// All of them, by their numbers.
-    pub const ALL: [Self; 55] = [
+    pub const ALL: [Self; 56] = [
         Self::Bug(Bug::M1AckBeforeSync),
         Self::Mutant(Mutant::M2TurnUnchecked),
         Self::Bug(Bug::M3MomentsNotRestored),
@@ -70,6 +70,7 @@ impl KnownBug {
         Self::Mutant(Mutant::M53FollowedCountsAsSealed),
         Self::Mutant(Mutant::M54WholeCopiesOnly),
         Self::Bug(Bug::M55SumNotGathered),
+        Self::Mutant(Mutant::M56AnyVersionsAhead),
         Self::Mutant(Mutant::R2GenerationUnchecked),
         Self::Mutant(Mutant::R3SealedBeforeHeld),
         Self::Mutant(Mutant::R5CheckpointBeforeSeal),
@@ -131,6 +132,7 @@ impl KnownBug {
             Self::Mutant(Mutant::M53FollowedCountsAsSealed) => "m53",
             Self::Mutant(Mutant::M54WholeCopiesOnly) => "m54",
             Self::Bug(Bug::M55SumNotGathered) => "m55",
+            Self::Mutant(Mutant::M56AnyVersionsAhead) => "m56",
             Self::Mutant(Mutant::R2GenerationUnchecked) => "R2",
             Self::Mutant(Mutant::R3SealedBeforeHeld) => "R3",
             Self::Mutant(Mutant::R5CheckpointBeforeSeal) => "R5",
@@ -274,6 +276,9 @@ impl KnownBug {
             Self::Mutant(Mutant::M54WholeCopiesOnly) => {
                 "a damaged text comes from a node with all of it sound, or not at all"
             }
+            Self::Mutant(Mutant::M56AnyVersionsAhead) => {
+                "pieces of any number of versions that are no checkpoints yet are kept"
+            }
             Self::Bug(Bug::M55SumNotGathered) => {
                 "the sums of floats that other replicas added are not gathered"
             }
@@ -358,6 +363,8 @@ impl KnownBug {
             }
             // A version far ahead is never collected.
             Self::Mutant(Mutant::M37KeepsAnything) => &[Invariant::H1, Invariant::H10],
+            // Its pieces are fetched before those of others, which wait too long.
+            Self::Mutant(Mutant::M56AnyVersionsAhead) => &[Invariant::H1, Invariant::H2],
             Self::Mutant(Mutant::M38DigestUnchecked) => &[Invariant::H4],
             Self::Mutant(Mutant::M40RemovalForgotten)
             | Self::Mutant(Mutant::M41WorkersIgnoreBans) => &[Invariant::H11],

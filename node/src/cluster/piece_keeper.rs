@@ -1,6 +1,7 @@
 //! Pieces of checkpoints that this node keeps because another one requests it: fetched one after
 //! the other, and answered when they are durable here.
 
+use zbelastic_checkpoint::CheckpointId;
 use zbelastic_trainer::elastic::ChainingValue;
 use zbelastic_types::NodeId;
 use zbelastic_wire::{NodeMessage, PieceRef};
@@ -8,7 +9,7 @@ use zbelastic_wire::{NodeMessage, PieceRef};
 use super::activity::WorkCounter;
 use super::background::BackgroundTasks;
 use super::journal::Journal;
-use super::keep_queue::{KeepQueue, KeepQueueFull, KeepReport};
+use super::keep_queue::{KeepQueue, KeepReport};
 use super::keep_rule::KeepRefusal;
 use super::outbox::Outbox;
 use super::piece_fetch::{PieceFetchError, fetch_piece};
@@ -52,13 +53,19 @@ impl PieceKeeper {
         check: Result<(), KeepRefusal>,
         (outbox, journal): (&mut Outbox, &mut Journal),
     ) {
-        if let Err(refusal) = check {
-            journal.log(format!("nothing is kept for node {node}: {refusal}"));
-            return outbox.send(node, NodeMessage::NotKept(piece));
-        }
-        if let Err(KeepQueueFull) = self.queue.push(piece, node) {
+        let refused = match check {
+            Ok(()) => self.queue.push(piece, node).map_err(|refusal| refusal.to_string()),
+            Err(refusal) => Err(refusal.to_string()),
+        };
+        if let Err(why) = refused {
+            journal.log(format!("nothing is kept for node {node}: {why}"));
             outbox.send(node, NodeMessage::NotKept(piece));
         }
+    }
+
+    /// The cluster refers to these versions; older ones are removed here.
+    pub fn note_referred(&mut self, versions: impl IntoIterator<Item = CheckpointId>) {
+        self.queue.note_referred(versions);
     }
 
     /// Begins to fetch the next piece, if one waits and none is under way.

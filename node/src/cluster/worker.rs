@@ -490,6 +490,7 @@ impl WorkerNode {
         let of_run = referred.versions.iter().filter(|version| Some(version.run) == run);
         let newest = of_run.map(|found| found.version).max().unwrap_or_default();
         self.job.note_sealed(newest);
+        self.pieces.note_referred(&referred);
         // If the thread's queue is full now, the next checkpoint brings the message again.
         let _ = self.ports.tasks.checkpoint_thread().collect(referred);
     }

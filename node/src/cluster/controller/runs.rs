@@ -173,27 +173,32 @@ impl<'a> RunCatalog<'a> {
 
     /// Checkpoints, versions that are to become some, and data that runs refer to.
     pub(super) fn references(self) -> StoreReferences {
-        let state = self.state;
         let data = self.data_names();
         let data = data.map(|names| names.into_iter().map(|name| name.hash).collect());
+        StoreReferences { versions: self.referred_versions(), data }
+    }
+
+    /// Checkpoints of all runs, and versions that are to become some.
+    pub(super) fn referred_versions(self) -> Vec<CheckpointId> {
+        let state = self.state;
         let kept = state.ended().iter().map(|ended| {
             let run = ended.run();
             let version = ended.checkpoint.version;
             CheckpointId { run, version }
         });
-        let mut referred = StoreReferences { versions: kept.collect(), data };
+        let mut versions: Vec<_> = kept.collect();
         let Some(job) = state.job() else {
             // Nothing of any run is newer than the beginning of the next.
             let run = state.training().runs().run_next();
-            referred.versions.push(CheckpointId { run, version: Step(0) });
-            return referred;
+            versions.push(CheckpointId { run, version: Step(0) });
+            return versions;
         };
         let checkpoints = state.checkpoints().iter().map(|checkpoint| checkpoint.version);
         let pending = state.pending().iter().map(|pending| pending.version);
         let of_job = [Step(0)].into_iter().chain(checkpoints).chain(pending);
         let named = |version| CheckpointId { run: job.spec.run_of(version), version };
-        referred.versions.extend(of_job.map(named));
-        referred
+        versions.extend(of_job.map(named));
+        versions
     }
 
     /// Texts and weights of all runs, unless this version cannot read the document of one.

@@ -13,7 +13,9 @@ use zbelastic_trainer::elastic::{LayerImage, LoadedLayer, image_bytes, layer_dig
 use zbelastic_trainer::runtime::RuntimeInput;
 use zbelastic_transport::BulkFetch;
 use zbelastic_types::{Bytes, Digest, Generation, LayerId, NodeId, RunId, Step};
-use zbelastic_wire::{self as wire, BulkKey, FreedSpace, NodeMessage, PieceRef, SaveFailed};
+use zbelastic_wire::{
+    self as wire, BulkKey, FreedSpace, NodeMessage, PieceRef, SaveFailed, StoreReferences,
+};
 
 use super::job::{ActiveJob, WorkerJob, fetch_again};
 use super::layers::fetch_image;
@@ -114,6 +116,11 @@ impl WorkerPieces {
     /// Whether pieces are hashed, written, or kept for others.
     pub(super) fn is_busy(&self) -> bool {
         self.unhashed.is_busy() || self.copies.is_busy() || self.keeper.is_busy()
+    }
+
+    /// The cluster refers to these versions; older ones are removed here.
+    pub(super) fn note_referred(&mut self, references: &StoreReferences) {
+        self.keeper.note_referred(references.versions.iter().copied());
     }
 
     /// Bytes of pieces that arrived to be kept for others.

@@ -1,0 +1,134 @@
+//! How much a node keeps for each other one: of a layer at a version one state, and as many versions
+//! beyond those that the cluster refers to as can come about until it refers to them. Pieces of
+//! right digests fill no disk either.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use zbelastic_checkpoint::CheckpointId;
+use zbelastic_consensus::checkpoint::PENDING_MAX;
+use zbelastic_consensus::mutant::{self, Mutant};
+use zbelastic_types::{Digest, LayerId, NodeId};
+
+use crate::piece::PieceRef;
+
+/// Versions of one node that the cluster does not refer to yet: those under way, and as many that
+/// took their places since the last message of what is referred to.
+pub const VERSIONS_AHEAD_MAX: usize = 2 * PENDING_MAX;
+
+/// Why a piece is more than a node keeps for one other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum QuotaExceeded {
+    /// It requested another state of that layer to be kept.
+    #[error("layer {layer} of {version} was requested with another digest before")]
+    State {
+        /// The version.
+        version: CheckpointId,
+        /// Index of the layer.
+        layer: LayerId,
+    },
+    /// It requested too many versions that the cluster does not refer to.
+    #[error(
+        "{VERSIONS_AHEAD_MAX} versions are kept that the cluster does not refer to; {found} is another one"
+    )]
+    Versions {
+        /// The version that the request names.
+        found: CheckpointId,
+    },
+}
+
+/// What each node requested to be kept, as far as the cluster does not collect it.
+#[derive(Debug, Default)]
+pub struct KeepQuota {
+    referred: BTreeSet<CheckpointId>,
+    granted: BTreeMap<NodeId, BTreeMap<(CheckpointId, LayerId), Digest>>,
+}
+
+impl KeepQuota {
+    /// A node requests that a piece is kept.
+    ///
+    /// # Errors
+    /// If that is too much for one node.
+    pub fn grant(&mut self, piece: PieceRef, node: NodeId) -> Result<(), QuotaExceeded> {
+        let granted = self.granted.entry(node).or_default();
+        let version = piece.name().version;
+        let layer = piece.layer;
+        if let Some(known) = granted.get(&(version, layer)) {
+            let is_known = *known == piece.digest;
+            return if is_known { Ok(()) } else { Err(QuotaExceeded::State { version, layer }) };
+        }
+        let versions: BTreeSet<_> = granted.keys().map(|(version, _)| *version).collect();
+        let ahead = versions.difference(&self.referred).count();
+        let is_new = !versions.contains(&version) && !self.referred.contains(&version);
+        if is_new && ahead >= VERSIONS_AHEAD_MAX && !mutant::is(Mutant::M56AnyVersionsAhead) {
+            return Err(QuotaExceeded::Versions { found: version });
+        }
+        granted.insert((version, layer), piece.digest);
+        Ok(())
+    }
+
+    /// The cluster refers to these versions: older ones that are not among them are collected.
+    pub fn note_referred(&mut self, versions: impl IntoIterator<Item = CheckpointId>) {
+        self.referred = versions.into_iter().collect();
+        let newest = self.referred.last().copied();
+        let stays = |version: &CheckpointId| {
+            self.referred.contains(version) || newest.is_none_or(|newest| *version > newest)
+        };
+        for granted in self.granted.values_mut() {
+            granted.retain(|(version, _), _| stays(version));
+        }
+        self.granted.retain(|_, granted| !granted.is_empty());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zbelastic_types::{RunId, Step};
+
+    use super::*;
+
+    const NODE: NodeId = NodeId(7);
+
+    fn piece(version: u64, layer: u32, digest: u8) -> PieceRef {
+        let (run, version, layer) = (RunId(1), Step(version), LayerId(layer));
+        PieceRef { run, version, layer, digest: Digest([digest; 32]), length: 10 }
+    }
+
+    fn id(version: u64) -> CheckpointId {
+        piece(version, 0, 0).name().version
+    }
+
+    #[test]
+    fn a_node_has_one_state_of_a_layer_and_so_many_versions_ahead() {
+        let mut quota = KeepQuota::default();
+        let ahead = VERSIONS_AHEAD_MAX as u64;
+        for version in 1..=ahead {
+            for layer in [0, 1, 0] {
+                assert_eq!(quota.grant(piece(version, layer, 9), NODE), Ok(()));
+            }
+        }
+        let (version, layer) = (id(1), LayerId(1));
+        let other_state = Err(QuotaExceeded::State { version, layer });
+        assert_eq!(quota.grant(piece(1, 1, 8), NODE), other_state);
+        let found = id(ahead + 1);
+        let too_many = Err(QuotaExceeded::Versions { found });
+        assert_eq!(quota.grant(piece(ahead + 1, 0, 9), NODE), too_many);
+        assert_eq!(quota.grant(piece(ahead + 1, 0, 9), NodeId(8)), Ok(()), "another node's");
+    }
+
+    #[test]
+    fn what_is_referred_to_or_collected_counts_no_longer() {
+        let mut quota = KeepQuota::default();
+        let ahead = VERSIONS_AHEAD_MAX as u64;
+        let is_granted =
+            |quota: &mut KeepQuota, version| quota.grant(piece(version, 0, 9), NODE).is_ok();
+        assert!((1..=ahead).all(|version| is_granted(&mut quota, version)));
+        // 1 is collected, 2 is referred to: two others may come.
+        quota.note_referred([id(0), id(2)]);
+        assert!(quota.grant(piece(2, 0, 8), NODE).is_err(), "of a checkpoint one state, too");
+        assert!(is_granted(&mut quota, ahead + 1) && is_granted(&mut quota, ahead + 2));
+        assert!(!is_granted(&mut quota, ahead + 3));
+        // The next run's references collect all of this one's.
+        quota.note_referred([CheckpointId { run: RunId(2), version: Step(0) }]);
+        assert_eq!(quota.granted, BTreeMap::new());
+    }
+}
