@@ -10,9 +10,12 @@ mod storage;
 mod stores;
 
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::net::SocketAddr;
-use std::process::Command;
-use std::sync::{Mutex, PoisonError};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use zbelastic_api::{HexDigest, PromiseStatus, TokenRequest, TokenRole};
@@ -227,6 +230,39 @@ fn leader_that_is_killed_is_replaced() {
     eprintln!("steps after {:?}", began.elapsed());
     let found = cluster.digest(STEPS);
     drop(cluster);
+    assert_eq!(found, undisturbed());
+}
+
+/// A terminal that was stopped with Ctrl-S, or a program that reads logs no longer.
+#[test]
+fn a_node_whose_output_nobody_reads_goes_on() {
+    let (reader, mut filler) = std::io::pipe().expect("a pipe");
+    let mut cluster = SpawnedCluster::new();
+    cluster.wait("a leader", |cluster| cluster.status()?.leader);
+    let NodeProcess { folder, .. } = &cluster.kill("controller");
+    let mut command = zbelastic(folder);
+    command.arg("init").stdout(Stdio::null()).stderr(filler.try_clone().expect("a pipe"));
+    let child = command.spawn().expect("it runs");
+    cluster.nodes.push(NodeProcess { child, folder: folder.clone() });
+    // It has written its first lines by then.
+    cluster.wait("a leader", |cluster| cluster.status()?.leader);
+    // Until no byte more goes into it.
+    let filled = Arc::new(AtomicU64::new(0));
+    let bytes = filled.clone();
+    thread::spawn(move || {
+        while filler.write_all(b"\n").is_ok() {
+            bytes.fetch_add(1, Ordering::Relaxed);
+        }
+    });
+    let mut before = 0;
+    cluster.wait("the pipe is full", |_| {
+        let now = filled.load(Ordering::Relaxed);
+        (std::mem::replace(&mut before, now) == now && now > 0).then_some(())
+    });
+    cluster.begin(&["a", "b"], STEPS);
+    let found = cluster.digest(STEPS);
+    drop(cluster);
+    drop(reader);
     assert_eq!(found, undisturbed());
 }
 

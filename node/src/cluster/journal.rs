@@ -1,14 +1,13 @@
 //! Reports of a node: events in `events.jsonl` and for clients that request them, lines for its own
 //! log.
 //!
-//! Nothing here is needed to continue: a disk that accepts no more lines costs lines, and nothing
-//! else.
+//! Nothing here is needed to continue: a disk that accepts no more lines, or a terminal that was
+//! stopped, costs lines, and nothing else.
 
 use std::io::{self, Write};
 use std::path::Path;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::thread;
 
+use super::line_writer::LineWriter;
 use zbelastic_api::{ClusterEvent, EventKind, LogLine, ReportedEntries};
 use zbelastic_policy::recent::Recent;
 use zbelastic_timing::unix_ms;
@@ -18,8 +17,6 @@ use zbelastic_whole_file::{RotatedLines, last_lines};
 const EVENTS_KEPT: usize = 8192;
 /// Log lines kept in memory for clients that request them.
 const LINES_KEPT: usize = 2048;
-/// Lines that wait for the disk at once; beyond it they are left out of the file.
-const LINES_WAITING_MAX: usize = 4096;
 /// Bytes of the file at most, some hundred thousand steps; the file before it is kept once, beside
 /// it.
 const FILE_BYTES_MAX: u64 = 64 << 20;
@@ -42,8 +39,9 @@ pub struct Journal {
     /// The entries of the cluster's log whose events are in the file.
     recorded: ReportedEntries,
     lines: Recent<LogLine>,
-    file: SyncSender<String>,
-    echo: LogEcho,
+    file: LineWriter,
+    /// Writes to standard error.
+    echo: Option<LineWriter>,
 }
 
 impl Journal {
@@ -52,15 +50,23 @@ impl Journal {
     /// # Errors
     /// If it cannot be opened.
     pub fn open(path: &Path, echo: LogEcho) -> io::Result<Self> {
-        let file = RotatedLines::open(path, FILE_BYTES_MAX)?;
-        let (lines, inbox) = sync_channel(LINES_WAITING_MAX);
-        thread::Builder::new().name("journal".to_owned()).spawn(move || write_all(file, &inbox))?;
+        let mut file = RotatedLines::open(path, FILE_BYTES_MAX)?;
+        let file = LineWriter::start("journal", move |line| {
+            // A line that cannot be written is lost; the next one may fit again.
+            let _ = file.write(line);
+        })?;
+        let echo = match echo {
+            LogEcho::Yes => Some(LineWriter::start("log", |line| {
+                let _ = writeln!(io::stderr(), "{}", zbelastic_api::escape(line));
+            })?),
+            LogEcho::No => None,
+        };
         let mut journal = Self {
             number: unix_ms(),
             events: Recent::new(EVENTS_KEPT),
             recorded: ReportedEntries::default(),
             lines: Recent::new(LINES_KEPT),
-            file: lines,
+            file,
             echo,
         };
         for line in last_lines(path, HISTORY_BYTES_MAX) {
@@ -105,7 +111,7 @@ impl Journal {
     fn append(&mut self, kind: EventKind, log_index: Option<u64>) {
         let event = ClusterEvent::new(self.events.next(), unix_ms(), kind).of_entry(log_index);
         if let Ok(line) = serde_json::to_string(&event) {
-            let _ = self.file.try_send(line);
+            self.file.write(line);
         }
         if !event.kind.is_step() {
             self.log(event.text.clone());
@@ -124,8 +130,8 @@ impl Journal {
 
     /// Adds a line to this node's log.
     pub fn log(&mut self, text: String) {
-        if self.echo == LogEcho::Yes {
-            let _ = writeln!(io::stderr(), "{}", zbelastic_api::escape(&text));
+        if let Some(echo) = &self.echo {
+            echo.write(text.clone());
         }
         self.lines.push(LogLine { sequence: self.lines.next(), at_ms: unix_ms(), text });
     }
@@ -150,13 +156,6 @@ impl Journal {
     /// Lines from a sequence number on, with the oldest kept and the next one.
     pub fn lines(&self, from: u64, max: usize) -> (u64, u64, Vec<LogLine>) {
         self.lines.page(from, max)
-    }
-}
-
-fn write_all(mut file: RotatedLines, lines: &Receiver<String>) {
-    while let Ok(line) = lines.recv() {
-        // A line that cannot be written is lost; the next one may fit again.
-        let _ = file.write(&line);
     }
 }
 
