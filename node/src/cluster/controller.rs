@@ -498,6 +498,8 @@ impl ControllerNode {
     }
 
     fn handle_tick(&mut self) {
+        // Before the tick, which may apply entries that no event has reported yet.
+        self.answer_waiting();
         self.send_to_core(Input::Tick);
         self.joins.handle_tick();
         self.pieces.handle_tick(&mut self.ports);
@@ -509,7 +511,6 @@ impl ControllerNode {
         let roster = self.connections.roster();
         self.rotation.handle_tick(&mut self.ports, &mut self.certificates, roster);
         self.certificates.handle_tick(&self.ports.tasks, &mut self.ports.journal);
-        self.answer_waiting();
         if let Some(change) = self.quorum.note(&self.ports.core.training_status()) {
             self.ports.journal.record(match change {
                 QuorumChange::Lost => EventKind::QuorumLost,
