@@ -114,7 +114,7 @@ fn a_lost_worker_of_two_pipelines_is_rerouted() {
     let plans = events(&cluster, "plan");
     let rerouted: Vec<_> = plans.iter().filter(|plan| plan["rerouted"] == true).collect();
     let [plan] = &rerouted[..] else { panic!("{plans:#?}") };
-    assert_eq!(plan["stages"].as_array().map(Vec::len), Some(4), "{plan}");
+    assert_eq!(workers_of_two_pipelines(plan), 3, "{plan}");
     assert_eq!(run["digest"], found.to_string());
 }
 
@@ -140,12 +140,20 @@ fn a_drained_worker_of_two_pipelines_is_rerouted() {
         plans.iter().filter(|plan| plan["reason"] == "1 node about to go").collect();
     let [plan] = &draining[..] else { panic!("{plans:#?}") };
     assert!(plan["rerouted"] == true, "{plan}");
-    assert_eq!(plan["stages"].as_array().map(Vec::len), Some(4), "{plan}");
+    assert_eq!(workers_of_two_pipelines(plan), 3, "{plan}");
     let running = events(&cluster, "running");
     let running = running.iter().find(|event| event["generation"] == plan["generation"]);
     let running = running.expect("it ran");
     assert!(running["layers_moved"] == 0 && running["bytes_moved"] == 0, "{running}");
     assert_eq!(run["digest"], found.to_string());
+}
+
+/// The workers of a plan that two pipelines of two stages were rerouted to: in two columns, or in more of
+/// them if that was faster by what steps took.
+fn workers_of_two_pipelines(plan: &serde_json::Value) -> usize {
+    let stages = plan["stages"].as_array().expect("nodes");
+    assert!(stages.len().is_multiple_of(4), "{plan}");
+    stages.iter().filter_map(serde_json::Value::as_u64).collect::<BTreeSet<_>>().len()
 }
 
 /// The events of a kind, in order.
