@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 128] = pages![
+const PAGES: [(&str, &str); 129] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -112,6 +112,7 @@ const PAGES: [(&str, &str); 128] = pages![
     "decisions/0091-a-run-is-held-when-nothing-can-be-saved.md",
     "decisions/0092-replicas-share-the-additions-of-the-tree.md",
     "decisions/0093-tutorials-are-run.md",
+    "decisions/0094-a-slow-disk-deposes-no-leader.md",
     "deploy.md",
     "deploy/container.md",
     "deploy/kubernetes.md",

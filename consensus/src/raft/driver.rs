@@ -68,6 +68,12 @@ impl RaftDriver {
         }
     }
 
+    /// Whether entries are agreed on that are not durable here: the others wait for this node's disk.
+    pub(super) fn is_agreed_without_it(&self) -> bool {
+        let log = &self.raw.raft.raft_log;
+        log.committed > log.persisted
+    }
+
     /// How far a leader's own log is durable; raft-rs counts it like an acknowledgement.
     pub(super) fn durable_index(&self) -> u64 {
         match self.raw.raft.state {

@@ -120,8 +120,8 @@ impl RaftNode {
             }
             RaftPhase::Active => {
                 let is_late = self.outbox.tick() > self.setup.write_ticks_max;
-                // Nobody else could lead in place of a node that votes alone.
-                if is_late && !self.members.current().is_alone(self.setup.node) {
+                // If the others' disks are as slow, none of them would do better.
+                if is_late && self.driver.is_agreed_without_it() {
                     self.driver.step_down();
                 }
                 if self.is_tickable() {

@@ -45,8 +45,8 @@ pub struct RaftSetup {
     pub appends_max: usize,
     /// Ticks after which a snapshot that brought no answer counts as lost and is sent again.
     pub snapshot_retry_ticks: u32,
-    /// Ticks that a write may last. Beyond, a leader steps down, unless it votes alone: it could agree
-    /// to much and hand out nothing.
+    /// Ticks that a write may last. Beyond, a leader steps down if the others agreed without its disk:
+    /// it could agree to much and hand out nothing.
     pub write_ticks_max: u32,
 }
 

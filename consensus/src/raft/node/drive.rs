@@ -1,7 +1,7 @@
 //! Moving raft-rs along: the work in each `Ready` becomes outputs.
 
 use ::raft::Ready;
-use ::raft::eraftpb::{Entry, EntryType, Message, Snapshot};
+use ::raft::eraftpb::{Entry, EntryType, Message, MessageType, Snapshot};
 use zbelastic_types::NodeId;
 
 use super::super::driver::node_of;
@@ -32,15 +32,27 @@ impl RaftNode {
         let mut messages = ready.take_messages();
         messages.append(&mut ready.take_persisted_messages());
         let durable = self.driver.durable_index();
-        let messages: Vec<_> = messages.iter().map(|each| envelope(each, durable)).collect();
+        let is_beat = |each: &Message| each.get_msg_type() == MessageType::MsgHeartbeatResponse;
+        let (beats, messages): (Vec<_>, Vec<_>) = messages.into_iter().partition(is_beat);
+        let enveloped = |messages: &[Message]| -> Vec<_> {
+            messages.iter().map(|each| envelope(each, durable)).collect()
+        };
+        let (beats, messages) = (enveloped(&beats), enveloped(&messages));
         let entries = ready.take_entries();
         let snapshot = ready.snapshot().clone();
         let committed = ready.take_committed_entries();
         // Leaders may send before they have written. But one that was elected by itself alone has
         // not written its term yet, and after a crash it would lead in that term again.
         let raft = &self.driver.raw.raft;
-        let is_leader = self.driver.is_leader() && self.outbox.durable().term == raft.term;
-        if is_leader && self.is_boot_durable {
+        let is_term_durable = self.is_boot_durable && self.outbox.durable().term == raft.term;
+        // The answer to a heartbeat reports a term, and that this node is there: behind a slow write it
+        // would depose a leader of which nothing is wrong.
+        if is_term_durable {
+            self.outbox.send(beats);
+        } else {
+            self.outbox.hold(beats);
+        }
+        if is_term_durable && self.driver.is_leader() {
             self.outbox.send(messages);
             self.write(&entries, snapshot);
         } else {

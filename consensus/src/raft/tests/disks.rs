@@ -5,6 +5,7 @@ use super::super::{
     RecoveredLog, SNAPSHOT_BYTES_MAX, decode_record, encode_record,
 };
 use super::cluster::{RaftCluster, n};
+use zbelastic_types::NodeId;
 
 fn recover(records: &[Vec<u8>]) -> Result<RecoveredLog, RecoverError> {
     RecoveredLog::from_records(records.iter().map(Vec::as_slice))
@@ -207,19 +208,29 @@ fn leader_whose_disk_hangs_gives_way() {
     cluster.commit_on(b"four", &[n(1), n(2), n(3)]);
 }
 
+/// Which disks of how many voters hang at once, so that no other node could do what the leader cannot.
 #[test]
-fn leader_that_votes_alone_waits_for_its_disk() {
-    let mut cluster = RaftCluster::new(28, 1);
-    cluster.commit_on(b"one", &[n(1)]);
-    let term = cluster.status(n(1)).term;
-    cluster.hung.insert(n(1));
-    cluster.propose(n(1), b"two");
-    cluster.rounds(1_000);
-    assert!(cluster.status(n(1)).leads_applied, "nobody else could lead");
-    cluster.hung.clear();
-    cluster.commit_on(b"three", &[n(1)]);
-    assert_eq!(cluster.status(n(1)).term, term);
-    assert!(cluster.agreed.values().any(|entry| entry.data == b"two"));
+fn slow_disks_depose_no_leader_that_nobody_could_replace() {
+    let followers = |leader: NodeId| (1..=3).map(n).filter(|node| *node != leader).collect();
+    let all = |_: NodeId| (1..=3).map(n).collect();
+    let cases: [(u64, &dyn Fn(NodeId) -> Vec<NodeId>); 3] =
+        [(1, &|one| vec![one]), (3, &followers), (3, &all)];
+    for (voters, hung) in cases {
+        let mut cluster = RaftCluster::new(28, voters);
+        let nodes: Vec<_> = (1..=voters).map(n).collect();
+        cluster.commit_on(b"one", &nodes);
+        let leader = cluster.leader().expect("it agreed");
+        let term = cluster.status(leader).term;
+        cluster.hung.extend(hung(leader));
+        cluster.propose(leader, b"two");
+        cluster.rounds(1_000);
+        assert!(cluster.status(leader).leads_applied, "of {voters}: {}", cluster.summary());
+        assert!(cluster.agreed.values().all(|entry| entry.data != b"two"));
+        cluster.hung.clear();
+        cluster.commit_on(b"three", &nodes);
+        assert_eq!((cluster.leader(), cluster.status(leader).term), (Some(leader), term));
+        assert!(cluster.agreed.values().any(|entry| entry.data == b"two"));
+    }
 }
 
 #[test]
