@@ -22,6 +22,7 @@ pub mod keep_rule;
 pub mod machine_peak;
 pub mod member_addresses;
 pub mod moment_values;
+pub mod pending_commands;
 pub mod piece;
 pub mod piece_body;
 pub mod piece_copies;

@@ -1,6 +1,6 @@
 //! Small files that are there whole or not at all, and durably once they are synced; files that
-//! one process holds; files of lines that do not grow beyond a limit; and folders that go with their
-//! process.
+//! one process holds; files of lines that do not grow beyond a limit, and lines that a thread writes; and
+//! folders that go with their process.
 //!
 //! ```text
 //!   bytes ──> NAME.part ──> sync ──> rename to NAME ──> sync of the folder
@@ -9,10 +9,12 @@
 //! A process that is killed leaves a part file, which the next write of the file removes. Whether a
 //! file's bytes are those that were written is its reader's to check.
 
+mod line_writer;
 mod lock;
 mod rotated_lines;
 mod temporary_folder;
 
+pub use line_writer::LineWriter;
 pub use lock::{LockError, holder_text, lock};
 pub use rotated_lines::{RotatedLines, last_lines, rotate_appended, rotated_path};
 pub use temporary_folder::TemporaryFolder;

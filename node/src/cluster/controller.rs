@@ -14,6 +14,7 @@ mod authority;
 mod backfill;
 mod certificates;
 mod checkpoints;
+mod command_answer;
 mod data;
 mod exports;
 mod formats;
@@ -21,7 +22,6 @@ mod joins;
 mod links;
 mod member_disks;
 mod parts;
-mod pending_commands;
 mod pieces;
 mod planning;
 mod ports;
@@ -42,6 +42,7 @@ use zbelastic_consensus::core::{Input, Output};
 use zbelastic_consensus::duty::Duties;
 use zbelastic_consensus::message::{Envelope, Message};
 use zbelastic_identity::{PeerIdentity, PeerRole};
+use zbelastic_policy::pending_commands::{LeaderlessCommands, PendingCommands};
 use zbelastic_policy::quorum_watch::{QuorumChange, QuorumWatch};
 use zbelastic_policy::trust::{ClaimContext, ClaimRefusal, check_claim, connection_end};
 use zbelastic_transport::{ControlKind, RequestReply, Transport, TransportEvent};
@@ -65,13 +66,13 @@ use authority::AuthorityRotation;
 use backfill::BackfillSchedule;
 use certificates::ControllerCertificates;
 use checkpoints::TraceText;
+use command_answer::CommandAnswer;
 use exports::Exports;
 use formats::read_by;
 use joins::PendingJoins;
 use links::MemberLinks;
 use member_disks::{MemberDiskChange, MemberDisks};
 pub use parts::{ControllerInbox, ControllerParts, ControllerSetup};
-use pending_commands::{CommandAnswer, LeaderlessRequests, PendingCommands};
 use pieces::{CheckpointPieces, collect_local, collect_on_return, collect_unused};
 use planning::Planning;
 use ports::{ControllerCompletion, ControllerPorts};
@@ -106,8 +107,8 @@ struct ControllerNode {
     joins: PendingJoins,
     /// Commands of clients that wait for the entries proposed for them.
     commands: PendingCommands<RequestReply, CommandAnswer>,
-    /// Requests of clients that wait for a leader.
-    leaderless: LeaderlessRequests<(ApiRequest, RequestReply)>,
+    /// Commands of clients that wait for a leader.
+    leaderless: LeaderlessCommands<(ApiRequest, RequestReply)>,
     pieces: CheckpointPieces,
     /// The layers that clients export, read from the store.
     exports: Exports,
@@ -193,7 +194,7 @@ impl ControllerNode {
             rotation: AuthorityRotation::default(),
             joins: PendingJoins::default(),
             commands: PendingCommands::default(),
-            leaderless: LeaderlessRequests::default(),
+            leaderless: LeaderlessCommands::default(),
             pieces: CheckpointPieces::default(),
             exports: Exports::default(),
             trace: TraceText::default(),

@@ -7,11 +7,10 @@
 use std::io::{self, Write};
 use std::path::Path;
 
-use super::line_writer::LineWriter;
 use zbelastic_api::{ClusterEvent, EventKind, LogLine, ReportedEntries};
 use zbelastic_policy::recent::Recent;
 use zbelastic_timing::unix_ms;
-use zbelastic_whole_file::{RotatedLines, last_lines};
+use zbelastic_whole_file::{LineWriter, RotatedLines, last_lines};
 
 /// Events kept in memory for clients that request them.
 const EVENTS_KEPT: usize = 8192;

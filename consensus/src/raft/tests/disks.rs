@@ -208,20 +208,17 @@ fn leader_whose_disk_hangs_gives_way() {
     cluster.commit_on(b"four", &[n(1), n(2), n(3)]);
 }
 
-/// Which disks of how many voters hang at once, so that no other node could do what the leader cannot.
 #[test]
 fn slow_disks_depose_no_leader_that_nobody_could_replace() {
-    let followers = |leader: NodeId| (1..=3).map(n).filter(|node| *node != leader).collect();
-    let all = |_: NodeId| (1..=3).map(n).collect();
-    let cases: [(u64, &dyn Fn(NodeId) -> Vec<NodeId>); 3] =
-        [(1, &|one| vec![one]), (3, &followers), (3, &all)];
-    for (voters, hung) in cases {
+    // Voters, and whether the disk of the leader hangs, and of each other one.
+    for (voters, leaders, others) in [(1, true, false), (3, false, true), (3, true, true)] {
         let mut cluster = RaftCluster::new(28, voters);
         let nodes: Vec<_> = (1..=voters).map(n).collect();
         cluster.commit_on(b"one", &nodes);
         let leader = cluster.leader().expect("it agreed");
         let term = cluster.status(leader).term;
-        cluster.hung.extend(hung(leader));
+        let hangs = |node: &NodeId| if *node == leader { leaders } else { others };
+        cluster.hung.extend(nodes.iter().copied().filter(hangs));
         cluster.propose(leader, b"two");
         cluster.rounds(1_000);
         assert!(cluster.status(leader).leads_applied, "of {voters}: {}", cluster.summary());

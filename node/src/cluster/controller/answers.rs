@@ -1,21 +1,20 @@
 //! Requests of clients and of members, answered.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use zbelastic_consensus::access::{AccessChange, AccessRegistry, TokenId};
 use zbelastic_consensus::core::{CommandOutcome, CoreRefusal, OperatorCommand};
 use zbelastic_consensus::job::{JobChange, JobSpec};
-use zbelastic_consensus::state::EntryRefusal;
-use zbelastic_identity::{PeerIdentity, UnixSeconds};
+use zbelastic_consensus::state::{EntryRefusal, State};
+use zbelastic_identity::{PeerIdentity, SpkiPin, UnixSeconds};
 use zbelastic_transport::RequestReply;
 use zbelastic_types::{Digest, NodeId, RunId, Step};
 use zbelastic_wire::{self as wire, NodeAnswer, NodeMessage, NodeRequest};
 
 use super::ControllerNode;
 use super::checkpoints::{answer_collect, backup, collect_all, export, export_subtree, verify};
+use super::command_answer::CommandAnswer;
 use super::data::has_data;
-use super::pending_commands::{COMMAND_TIMEOUT, CommandAnswer};
 use super::runs::is_over;
 use super::status::{addresses_of, controller_addresses};
 use super::submission::{SubmittedRun, run_start};
@@ -60,9 +59,8 @@ impl ControllerNode {
             }
         };
         match requests::authorize(&mut self.ports.journal, from, &request) {
-            Ok(()) if requests::needs_leader(&request) && self.awaits_leader() => {
-                let waiting = (request, reply);
-                if let Err((_, reply)) = self.leaderless.push(waiting, Instant::now()) {
+            Ok(()) if requests::needs_leader(&request) && self.view().awaits_leader() => {
+                if let Err((_, reply)) = self.leaderless.push((request, reply)) {
                     requests::reply(reply, &self.view().no_quorum());
                 }
             }
@@ -71,28 +69,14 @@ impl ControllerNode {
         }
     }
 
-    /// Whether an election is under way, which takes until voters' disks answer, or this node is
-    /// elected and has not applied all of its log.
-    fn awaits_leader(&self) -> bool {
-        match self.ports.core.status().leader {
-            Some(leader) => leader == self.ports.me && !self.ports.leads(),
-            None => self.view().leaderless() < COMMAND_TIMEOUT,
-        }
-    }
-
-    /// Answers requests that waited for a leader, and commands that waited too long or that another
+    /// A tick passed: answers commands that waited for a leader, and commands that waited too long or that another
     /// leader's entries took the place of.
     pub(super) fn answer_waiting(&mut self) {
-        let now = Instant::now();
-        let due = if self.awaits_leader() {
-            self.leaderless.expire(now).into_iter().collect()
-        } else {
-            self.leaderless.take()
-        };
-        for (request, reply) in due {
+        let awaits_leader = self.view().awaits_leader();
+        for (request, reply) in self.leaderless.handle_tick(awaits_leader) {
             self.answer(request, reply);
         }
-        if let Some(reply) = self.commands.expire(now) {
+        if let Some(reply) = self.commands.handle_tick() {
             requests::reply(reply, &self.view().no_quorum());
         }
         for reply in self.commands.take_behind(self.ports.state().applied()) {
@@ -192,7 +176,9 @@ impl ControllerNode {
                     Err(refusal) => refusal.into(),
                 }
             }
-            ApiRequest::TokenCreate(request) => self.create_token(request),
+            ApiRequest::TokenCreate(request) => {
+                create_token(request, self.certificates.authority().pin(), self.ports.state())
+            }
             ApiRequest::TokenRevoke { id, with_nodes } => {
                 revoke_token(id, with_nodes, self.ports.state().access())
             }
@@ -233,15 +219,6 @@ impl ControllerNode {
         let authority = Digest(self.certificates.authority().pin().0);
         let rotation = self.rotation.status(self.ports.state());
         ApiAnswer::Cluster(Box::new(self.view().cluster_info(authority, rotation)))
-    }
-
-    fn create_token(&self, request: TokenRequest) -> RequestOutcome {
-        let authority = self.certificates.authority().pin();
-        let NewToken { id, text, change } =
-            NewToken::create(request, authority, UnixSeconds::now().0);
-        let addresses = controller_addresses(self.ports.state());
-        let answer = CommandAnswer::TokenCreated { id, text, addresses };
-        RequestOutcome::Command(OperatorCommand::Access(change), answer)
     }
 
     fn remove_node(&self, node: NodeId, force: bool) -> RequestOutcome {
@@ -326,11 +303,11 @@ impl ControllerNode {
         (reply, answer): (RequestReply, CommandAnswer),
     ) {
         if let Err(refusal) = self.commands.check_space() {
-            return refuse(reply, refusal);
+            return refuse(reply, ApiRefusal::OutOfResource { what: refusal.to_string() });
         }
         let answer = match self.ports.propose(command) {
             Ok(CommandOutcome::Proposed { index, term }) => {
-                return self.commands.insert((index, term), (reply, answer), Instant::now());
+                return self.commands.insert((index, term), (reply, answer));
             }
             Ok(CommandOutcome::Noted) => self.answer_applied(answer),
             Err(CoreRefusal::NotLeader { .. }) => self.view().redirect(),
@@ -394,6 +371,14 @@ impl ControllerNode {
         }
         requests::reply(reply, &answer);
     }
+}
+
+/// `token create`: its text goes to whoever requests it, and a verifier into the log.
+fn create_token(request: TokenRequest, authority: SpkiPin, state: &State) -> RequestOutcome {
+    let NewToken { id, text, change } = NewToken::create(request, authority, UnixSeconds::now().0);
+    let addresses = controller_addresses(state);
+    let answer = CommandAnswer::TokenCreated { id, text, addresses };
+    RequestOutcome::Command(OperatorCommand::Access(change), answer)
 }
 
 fn revoke_token(id: String, with_nodes: bool, access: &AccessRegistry) -> RequestOutcome {

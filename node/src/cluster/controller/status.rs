@@ -30,6 +30,7 @@ use zbelastic_api::{
     RunAccepted, RunDisposition, SavingStatus, StatusReport, WrongState,
 };
 use zbelastic_policy::machine_peak::shared_peaks;
+use zbelastic_policy::pending_commands::COMMAND_TICKS_MAX;
 use zbelastic_policy::tick::TICK;
 use zbelastic_timing::unix_ms;
 
@@ -126,6 +127,16 @@ impl StatusView<'_> {
             TICK * ticks
         } else {
             Duration::ZERO
+        }
+    }
+
+    /// Whether an election is under way, which takes until voters' disks answer, or this node is
+    /// elected and has not applied all of its log.
+    pub(super) fn awaits_leader(&self) -> bool {
+        let status = self.core.status();
+        match status.leader {
+            Some(leader) => leader == self.facts.node && !status.leads_applied,
+            None => self.leaderless() < TICK * COMMAND_TICKS_MAX,
         }
     }
 
