@@ -13,9 +13,9 @@ use tempfile::TempDir;
 use crate::common::text;
 
 /// Patience with a condition, on the slowest machine there is.
-const PATIENCE: Duration = Duration::from_secs(120);
+pub const PATIENCE: Duration = Duration::from_secs(240);
 /// Pause between two checks of a condition.
-const PAUSE: Duration = Duration::from_millis(40);
+pub const PAUSE: Duration = Duration::from_millis(40);
 
 /// A node that runs. It ends when its standard input does.
 pub struct SiteNode {
