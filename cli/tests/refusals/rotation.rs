@@ -2,15 +2,13 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::thread;
-use std::time::Instant;
 
 use serde_json::Value;
 use zbelastic_identity::{ClusterAuthority, Credentials};
 
 use crate::people::stdout_on;
 use crate::renewals::{age, old_site};
-use crate::site::{ControllerSite, PATIENCE, PAUSE, SiteNode, refused, wait_until, zbelastic};
+use crate::site::{ControllerSite, SiteNode, refused, wait_until, wait_until_or, zbelastic};
 
 impl ControllerSite {
     /// Null where the connection ended before the answer: a change of certificates closes those that
@@ -21,14 +19,11 @@ impl ControllerSite {
     }
 
     fn wait_for_phase(&self, phase: &str) {
-        let began = Instant::now();
-        while self.rotation()["progress"] != phase {
-            if began.elapsed() > PATIENCE {
-                let shown = zbelastic(&self.controller.folder, &["cluster", "info"]).output();
-                panic!("not {phase}: {:#?}\n{}", shown, self.controller.log_text());
-            }
-            thread::sleep(PAUSE);
-        }
+        let shown = || {
+            let info = zbelastic(&self.controller.folder, &["cluster", "info"]).output();
+            format!("{info:#?}\n{}", self.controller.log_text())
+        };
+        wait_until_or(phase, || self.rotation()["progress"] == phase, shown);
     }
 
     fn wait_for_nobody(&self) {

@@ -13,9 +13,9 @@ use tempfile::TempDir;
 use crate::common::text;
 
 /// Patience with a condition, on the slowest machine there is.
-pub const PATIENCE: Duration = Duration::from_secs(240);
+const PATIENCE: Duration = Duration::from_secs(240);
 /// Pause between two checks of a condition.
-pub const PAUSE: Duration = Duration::from_millis(40);
+const PAUSE: Duration = Duration::from_millis(40);
 
 /// A node that runs. It ends when its standard input does.
 pub struct SiteNode {
@@ -79,10 +79,15 @@ impl SiteNode {
 }
 
 /// Waits for a condition that must become true; how long that takes proves nothing.
-pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+pub fn wait_until(what: &str, is_so: impl FnMut() -> bool) {
+    wait_until_or(what, is_so, String::new);
+}
+
+/// The same; if it does not become true, the panic has what is shown besides.
+pub fn wait_until_or(what: &str, mut is_so: impl FnMut() -> bool, shown: impl Fn() -> String) {
     let began = Instant::now();
     while !is_so() {
-        assert!(began.elapsed() < PATIENCE, "{what} did not happen");
+        assert!(began.elapsed() < PATIENCE, "{what} did not happen\n{}", shown());
         std::thread::sleep(PAUSE);
     }
 }

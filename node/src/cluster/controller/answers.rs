@@ -69,8 +69,8 @@ impl ControllerNode {
         }
     }
 
-    /// A tick passed: answers commands that waited for a leader, and commands that waited too long or that another
-    /// leader's entries took the place of.
+    /// A tick passed: answers commands that waited for a leader, and those that waited too long or whose
+    /// entries another leader's took the places of.
     pub(super) fn answer_waiting(&mut self) {
         let awaits_leader = self.view().awaits_leader();
         for (request, reply) in self.leaderless.handle_tick(awaits_leader) {
