@@ -19,6 +19,7 @@ pub mod frame_lane;
 pub mod keep_queue;
 pub mod keep_quota;
 pub mod keep_rule;
+pub mod layer_requests;
 pub mod machine_peak;
 pub mod member_addresses;
 pub mod moment_values;

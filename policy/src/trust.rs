@@ -94,6 +94,8 @@ pub enum MemberClaim {
         /// Index of the stage that the report names, in pipeline order.
         stage: StageIndex,
     },
+    /// A layer arrived for the plan of this generation.
+    LayerArrived(Generation),
     /// The loss on held-out text.
     HeldOut,
     /// A text, or weights, is to be kept.
@@ -130,6 +132,9 @@ pub enum ClaimRefusal {
         /// Index of the stage that the report names, in pipeline order.
         stage: StageIndex,
     },
+    /// The sender has no part in that plan, or it is not in force.
+    #[error("plan {0} is not in force with a stage of the sender's")]
+    Plan(Generation),
     /// The sender has not the model's head, which computes the loss.
     #[error("the head is not at the sender")]
     Head,
@@ -162,6 +167,12 @@ pub fn check_claim(
                 plan.generation == generation && holder.is_some_and(|at| at.node == node)
             });
             if has_stage { Ok(()) } else { Err(ClaimRefusal::Stage { generation, stage }) }
+        }
+        MemberClaim::LayerArrived(generation) => {
+            let has_part = context.plan.is_some_and(|plan| {
+                plan.generation == generation && plan.stages.iter().any(|at| at.node == node)
+            });
+            if has_part { Ok(()) } else { Err(ClaimRefusal::Plan(generation)) }
         }
         MemberClaim::HeldOut => {
             let has_head = context.plan.is_some_and(|plan| plan.has_head(node));
@@ -258,6 +269,8 @@ mod tests {
         let report = MemberClaim::StageReport { generation, stage };
         let refused = Err(ClaimRefusal::Stage { generation, stage });
         assert_eq!(check_claim(worker, report, none), refused);
+        let arrived = MemberClaim::LayerArrived(generation);
+        assert_eq!(check_claim(worker, arrived, none), Err(ClaimRefusal::Plan(generation)));
         let keep = MemberClaim::KeepData(name);
         assert_eq!(check_claim(worker, keep, of_job), Ok(()));
         assert_eq!(check_claim(worker, keep, at_controller), Err(ClaimRefusal::NotOfJob));

@@ -41,7 +41,7 @@ impl LayerMoves {
         let requested_at = now.checked_sub(duration).unwrap_or(now);
         let moved = self.plans.entry(plan).or_default();
         moved.layers += 1;
-        moved.bytes += bytes;
+        moved.bytes = moved.bytes.saturating_add(bytes);
         let (from, to) = moved.span.unwrap_or((requested_at, now));
         moved.span = Some((from.min(requested_at), to.max(now)));
         while self.plans.len() > PLANS_MAX {

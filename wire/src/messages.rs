@@ -9,6 +9,7 @@ use zbelastic_consensus::validation::Turn;
 use zbelastic_identity::AuthoritySecret;
 use zbelastic_policy::data::DataName;
 use zbelastic_policy::disk_space::{DiskSpace, DiskSpaceShortage};
+use zbelastic_policy::layer_requests::LayerRequest;
 use zbelastic_policy::scrub::ScrubReport;
 use zbelastic_policy::trust::MemberClaim;
 use zbelastic_timing::{MeasuredSlice, MessageArrival};
@@ -55,6 +56,22 @@ pub enum LayerMessage {
         /// The turn whose seal it waits for, if it is requested ahead.
         open: Option<Turn>,
     },
+}
+
+impl LayerMessage {
+    /// The layer that it requests, or offers.
+    #[must_use]
+    pub const fn request(&self) -> LayerRequest {
+        let (generation, layer, version) = match *self {
+            Self::Fetch { generation, layer, version, .. }
+            | Self::Offer { generation, layer, version, open: None, .. } => {
+                (generation, layer, Some(version))
+            }
+            Self::Follow { generation, layer, .. }
+            | Self::Offer { generation, layer, open: Some(_), .. } => (generation, layer, None),
+        };
+        LayerRequest { generation, layer, version }
+    }
 }
 
 /// The length of a layer as it travels.
@@ -222,14 +239,15 @@ impl NodeMessage {
             | Self::LayersTook { turn: Turn { generation, .. }, stage, .. } => {
                 Some(MemberClaim::StageReport { generation: *generation, stage: *stage })
             }
+            Self::Moved { plan, .. } | Self::CopiedAhead { plan, .. } => {
+                Some(MemberClaim::LayerArrived(*plan))
+            }
             Self::Layer(_)
             | Self::Keep(_)
             | Self::Kept(_)
             | Self::NotKept(_)
             | Self::Keeping(_)
             | Self::KeepingLeft { .. }
-            | Self::Moved { .. }
-            | Self::CopiedAhead { .. }
             | Self::Working { .. }
             | Self::SaveFailed(_)
             | Self::Room { .. }

@@ -321,7 +321,7 @@ impl WorkerNode {
         match output {
             DeviceOutput::Event(event) => self.ports.send_to_session(event),
             DeviceOutput::Request { to, message } => {
-                self.ports.outbox.send(to, NodeMessage::Layer(message));
+                self.layers.request(to, message, &mut self.ports.outbox);
             }
             DeviceOutput::Offer { to, offer } => {
                 self.layers.offer(to, offer, &mut self.ports.outbox);

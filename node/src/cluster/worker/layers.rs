@@ -10,6 +10,7 @@ use zbelastic_consensus::plan::PlanRecord;
 use zbelastic_consensus::pre_copy::{PreCopyPlan, needed_at};
 use zbelastic_consensus::validation::Turn;
 use zbelastic_identity::PeerIdentity;
+use zbelastic_policy::layer_requests::LayerRequests;
 use zbelastic_timing::layer_moves::{ArrivedAhead, LayersAhead};
 use zbelastic_trainer::elastic::{LayerImage, ScatteredLayer, StateLen, image_bytes};
 use zbelastic_trainer::runtime::{PeerBody, PeerFrame, RuntimeInput};
@@ -44,6 +45,8 @@ pub(super) struct LayerFetchResult {
 /// Layers that this worker offers, and those on their way here.
 pub(super) struct LayerExchange {
     blob_registry: BlobRegistry,
+    /// Layers that were requested of others.
+    requests: LayerRequests,
     /// Layers that are on their way here.
     fetching: BTreeSet<BulkKey>,
     /// Layers that arrived ahead of the next plan.
@@ -52,7 +55,12 @@ pub(super) struct LayerExchange {
 
 impl LayerExchange {
     pub(super) fn new(blob_registry: BlobRegistry) -> Self {
-        Self { blob_registry, fetching: BTreeSet::new(), ahead: LayersAhead::default() }
+        Self {
+            blob_registry,
+            requests: LayerRequests::default(),
+            fetching: BTreeSet::new(),
+            ahead: LayersAhead::default(),
+        }
     }
 
     /// Whether no layer is on its way here.
@@ -64,6 +72,7 @@ impl LayerExchange {
     /// dropped. Those that arrived ahead are reported if the plan needs them here.
     pub(super) fn begin_plan(&mut self, plan: &PlanRecord, ports: &mut WorkerPorts) {
         self.blob_registry.clear_before(plan.generation);
+        self.requests.clear_before(plan.generation);
         self.fetching.clear();
         ports.work_log.end_receiving();
         let needed = needed_at(plan, ports.me).unwrap_or_default();
@@ -87,6 +96,12 @@ impl LayerExchange {
         let layers = pre_copy.into_iter().flat_map(|pre_copy| &pre_copy.layers);
         let layers: BTreeSet<_> = layers.map(|followed| followed.layer).collect();
         self.blob_registry.withdraw_ahead(|layer| layers.contains(&layer));
+    }
+
+    /// The runtime requests a layer of another worker.
+    pub(super) fn request(&mut self, to: NodeId, message: LayerMessage, outbox: &mut Outbox) {
+        self.requests.record(to, message.request());
+        outbox.send(to, NodeMessage::Layer(message));
     }
 
     /// Another worker requested a layer, and the runtime has it. One that is requested ahead is in
@@ -121,6 +136,9 @@ impl LayerExchange {
             LayerMessage::Offer { generation, sender, layer, version, open } => {
                 let key = BulkKey::Layer { generation, layer, version };
                 let offered = OfferedLayer { key, generation, sender, open };
+                if self.requests.answer(from.node, message.request()).is_err() {
+                    return;
+                }
                 let Some(len) = job.layer_len(layer) else { return };
                 return self.fetch(from, offered, len, ports);
             }
