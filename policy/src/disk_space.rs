@@ -1,8 +1,9 @@
-//! Space on the disk that a node's store lies on: which pieces of checkpoints fit, and when the
-//! disk counts as low, which is reported before it is full.
+//! Space on the disks that a node's store and its other data lie on: which pieces of checkpoints
+//! fit, and when a disk counts as low, which is reported before it is full.
 //!
-//! A controller's log, its events and files that are replaced as a whole grow on the same disk. So
-//! pieces leave a part of it free: a full store costs a checkpoint, a full log a voter.
+//! A controller's log, its events and files that are replaced as a whole grow beside the store,
+//! unless that has a disk of its own. So pieces leave a part of their disk free, and the other disk
+//! is low without such a part: a full store costs a checkpoint, a full log a voter.
 
 use serde::{Deserialize, Serialize};
 use zbelastic_types::Bytes;
@@ -56,7 +57,32 @@ impl DiskSpace {
     }
 }
 
-/// A change of state that a measurement of the disk found.
+/// The space on the disks of a node, as far as they could be measured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NodeDisks {
+    /// The disk of its store.
+    pub store: Option<DiskSpace>,
+    /// The disk of everything else, as a controller's log. It may be the same one.
+    pub data: Option<DiskSpace>,
+}
+
+impl NodeDisks {
+    /// The disk to report: the store's, unless the other one is low.
+    #[must_use]
+    pub fn reported(self) -> Option<DiskSpace> {
+        let low = self.data.filter(|space| space.check(Bytes(0)).is_err());
+        low.or(self.store).or(self.data)
+    }
+
+    /// Whether so many bytes of pieces fit beside the store, and so many of anything else beside the
+    /// other data. A disk that was not measured is taken to have space.
+    fn check(self, pieces: Bytes, others: Bytes) -> Result<(), DiskSpaceShortage> {
+        self.data.map_or(Ok(()), |space| space.check(others))?;
+        self.store.map_or(Ok(()), |space| space.check(pieces))
+    }
+}
+
+/// A change of state that a measurement of the disks found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DiskSpaceChange {
     /// Less is free than a checkpoint needs, which was not so before.
@@ -65,7 +91,7 @@ pub enum DiskSpaceChange {
     Ample,
 }
 
-/// A node's measurements of its own disk.
+/// A node's measurements of its own disks.
 #[derive(Debug, Default)]
 pub struct DiskSpaceWatch {
     ticks: u32,
@@ -91,17 +117,17 @@ impl DiskSpaceWatch {
         self.low
     }
 
-    /// Applies a measurement; `None` if the disk could not be read. `checkpoint` are the bytes of
-    /// all layers, the most of one checkpoint that a node is requested to keep.
-    pub fn note(&mut self, found: Option<DiskSpace>, checkpoint: Bytes) -> Option<DiskSpaceChange> {
+    /// Applies a measurement. `checkpoint` are the bytes of all layers, the most of one checkpoint
+    /// that a node is requested to keep.
+    pub fn note(&mut self, found: NodeDisks, checkpoint: Bytes) -> Option<DiskSpaceChange> {
         self.is_measuring = false;
-        let found = found?;
+        let measured = found.reported()?;
         if self.low.is_none() {
-            self.low = found.check(checkpoint).err();
+            self.low = found.check(checkpoint, Bytes(0)).err();
             return self.low.map(DiskSpaceChange::Low);
         }
         let ample = Bytes(checkpoint.0.saturating_add(checkpoint.0 / AMPLE_PARTS));
-        found.check(ample).ok()?;
+        found.check(ample, Bytes(measured.reserve().0 / AMPLE_PARTS)).ok()?;
         self.low = None;
         Some(DiskSpaceChange::Ample)
     }
@@ -132,7 +158,8 @@ mod tests {
     #[test]
     fn a_disk_is_low_once_and_ample_only_with_more_than_a_checkpoint() {
         let mut watch = DiskSpaceWatch::default();
-        let mut note = |free| watch.note(Some(disk_space(free, 1000)), Bytes(100 * MIB));
+        let of_store = |free| NodeDisks { store: Some(disk_space(free, 1000)), data: None };
+        let mut note = |free| watch.note(of_store(free), Bytes(100 * MIB));
         assert_eq!(note(150), None);
         let wanted = Bytes(100 * MIB);
         let free = Bytes(149 * MIB);
@@ -147,6 +174,27 @@ mod tests {
         assert_eq!(note(175), None);
     }
 
+    /// A store in `checkpoint.dir` has a disk of its own, and a log that fills up stops a voter.
+    #[test]
+    fn a_log_on_another_disk_than_the_store_is_measured_too() {
+        let mut watch = DiskSpaceWatch::default();
+        let disks = |data| NodeDisks {
+            store: Some(disk_space(900, 1000)),
+            data: Some(disk_space(data, 1000)),
+        };
+        let mut note = |data| watch.note(disks(data), Bytes(100 * MIB));
+        assert_eq!(note(50), None, "no piece is kept there");
+        let (free, reserve) = (Bytes(49 * MIB), Bytes(50 * MIB));
+        let low = DiskSpaceShortage { wanted: Bytes(0), free, reserve };
+        assert_eq!(note(49), Some(DiskSpaceChange::Low(low)));
+        assert_eq!(note(62), None, "it would be low again at once");
+        assert_eq!(note(63), Some(DiskSpaceChange::Ample));
+        assert_eq!(disks(49).reported(), Some(disk_space(49, 1000)));
+        assert_eq!(disks(50).reported(), Some(disk_space(900, 1000)));
+        let unopened = NodeDisks { store: None, ..disks(50) };
+        assert_eq!(unopened.reported(), Some(disk_space(50, 1000)), "without a store");
+    }
+
     #[test]
     fn a_disk_that_hangs_is_not_measured_again() {
         let mut watch = DiskSpaceWatch::default();
@@ -154,7 +202,7 @@ mod tests {
             (0..3 * MEASURE_TICKS).filter(|_| watch.handle_tick()).count()
         };
         assert_eq!(measurements(&mut watch), 1);
-        assert_eq!(watch.note(None, Bytes(1)), None);
+        assert_eq!(watch.note(NodeDisks::default(), Bytes(1)), None);
         assert_eq!(measurements(&mut watch), 1, "the measurement failed, and is repeated");
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use zbelastic_checkpoint::CheckpointStore;
 use zbelastic_policy::collect::collect_garbage;
-use zbelastic_policy::disk_space::DiskSpaceChange;
+use zbelastic_policy::disk_space::{DiskSpaceChange, NodeDisks};
 use zbelastic_policy::keep_queue::KeepReport;
 use zbelastic_policy::piece::{PieceRef, StoreReferences};
 use zbelastic_policy::piece_copies::PieceCopyAction;
@@ -305,8 +305,9 @@ impl MemberCheckpoints {
         if !member.process.disk_watch.handle_tick() {
             return;
         }
-        let space = member.disk.disk_space();
-        let change = member.process.disk_watch.note(Some(space), checkpoint);
+        let space = Some(member.disk.disk_space());
+        let disks = NodeDisks { store: space, data: space };
+        let change = member.process.disk_watch.note(disks, checkpoint);
         match change {
             Some(DiskSpaceChange::Low(_)) => {
                 env.check.markers.note(HousekeepingMarker::DiskLow);

@@ -38,7 +38,7 @@ use zbelastic_wire::{
 };
 
 use super::activity::WorkCounter;
-use super::disk_space::{DiskSpace, DiskSpaceShortage};
+use super::disk_space::{DiskSpaceShortage, NodeDisks};
 use super::scrub::scrub;
 use super::stores::{OpenStores, StoreOpenError};
 use super::threads::{CheckpointTime, raise_niceness};
@@ -279,12 +279,15 @@ impl CheckpointThread {
         self.store.borrow().clone()
     }
 
-    /// The free and total space on the store's disk, looked up beside the event loop; none if that
-    /// is not known.
-    pub async fn disk_space(&self) -> Option<DiskSpace> {
-        let store = self.store()?;
-        let measure = move || disk_usage(store.folder()).ok();
-        tokio::task::spawn_blocking(measure).await.ok().flatten()
+    /// The space on the disks of the store and of the node's other data, measured beside the event
+    /// loop.
+    pub async fn disks(&self) -> NodeDisks {
+        let (store, data) = (self.store(), self.data.clone());
+        let measure = move || NodeDisks {
+            store: store.and_then(|store| disk_usage(store.folder()).ok()),
+            data: disk_usage(&data).ok(),
+        };
+        tokio::task::spawn_blocking(measure).await.unwrap_or_default()
     }
 
     /// The pieces that others may fetch from here, by name; read when it is fetched, chunk by

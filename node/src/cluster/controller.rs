@@ -53,7 +53,7 @@ use zbelastic_wire::{self as wire, BulkKey, NodeMessage};
 use super::background::BackgroundTasks;
 use super::blob_registry::BlobRegistry;
 use super::checkpoint_thread::CheckpointThread;
-use super::disk_space::{DiskSpace, DiskSpaceShortage};
+use super::disk_space::{DiskSpace, DiskSpaceShortage, NodeDisks};
 use super::outbox::{Outbox, send_control};
 use super::peer_connections::PeerConnections;
 use super::peer_directory::PeerDirectory;
@@ -433,7 +433,7 @@ impl ControllerNode {
                 self.backfill.handle_result(result, &mut self.ports.journal);
             }
             ControllerCompletion::Uploaded(upload) => self.handle_upload_write(upload),
-            ControllerCompletion::DiskSpace(found) => self.handle_disk_space(found),
+            ControllerCompletion::Disks(found) => self.handle_disks(found),
             ControllerCompletion::AdminNotRenewed(reason) => {
                 let text = format!("the administrator's certificate is not renewed: {reason}");
                 self.ports.journal.warn(text);
@@ -446,8 +446,8 @@ impl ControllerNode {
         }
     }
 
-    /// The own disk was measured: the other controllers are sent its free space.
-    fn handle_disk_space(&mut self, found: Option<DiskSpace>) {
+    /// The own disks were measured: the other controllers are sent the free space.
+    fn handle_disks(&mut self, found: NodeDisks) {
         let checkpoint = self.run_log.checkpoint_bytes();
         let Some((room, low)) = self.disks.note_measured(found, checkpoint) else { return };
         self.note_member_disk(self.ports.me, (room, low));

@@ -44,7 +44,7 @@ use super::blob_registry::BlobRegistry;
 use super::checkpoint_thread::{StoreEvent, answer_collect};
 use super::compute::WorkerDevice;
 use super::device::{DeviceHandle, DeviceInput, DeviceOutput, StepTime};
-use super::disk_space::{DiskSpace, DiskSpaceChange, DiskSpaceWatch};
+use super::disk_space::{DiskSpaceChange, DiskSpaceWatch, NodeDisks};
 use super::journal::Journal;
 use super::outbox::{Outbox, send_control};
 use super::peer_connections::PeerConnections;
@@ -359,7 +359,7 @@ impl WorkerNode {
                 let ports = (&ports.tasks, &mut ports.journal);
                 self.certificate.handle_certificate(chain, ports);
             }
-            WorkerCompletion::DiskSpace(found) => self.handle_disk_space(found),
+            WorkerCompletion::Disks(found) => self.handle_disks(found),
             WorkerCompletion::NoMember => ports.exit = Some(ProcessExit::Removed),
             WorkerCompletion::Stores { job, fetched } => {
                 let held = self.job.handle_stores(job, *fetched, ports);
@@ -432,9 +432,9 @@ impl WorkerNode {
         }
         if self.disk_watch.handle_tick() {
             let checkpoint_thread = self.ports.tasks.checkpoint_thread().clone();
-            self.ports.tasks.spawn(async move {
-                WorkerCompletion::DiskSpace(checkpoint_thread.disk_space().await)
-            });
+            self.ports
+                .tasks
+                .spawn(async move { WorkerCompletion::Disks(checkpoint_thread.disks().await) });
         }
     }
 
@@ -460,7 +460,7 @@ impl WorkerNode {
         }
     }
 
-    fn handle_disk_space(&mut self, found: Option<DiskSpace>) {
+    fn handle_disks(&mut self, found: NodeDisks) {
         let layer_bytes = self.job.active().map_or_else(Vec::new, ActiveJob::layer_bytes);
         match self.disk_watch.note(found, ByteCount(layer_bytes.iter().sum())) {
             Some(DiskSpaceChange::Low(shortage)) => self.ports.journal.warn(format!(
@@ -471,7 +471,7 @@ impl WorkerNode {
             }
             None => {}
         }
-        if let Some(room) = found {
+        if let Some(room) = found.reported() {
             let low = self.disk_watch.low();
             self.ports.send_to_controllers(&NodeMessage::Room { room, low });
             let report = self.ports.tasks.checkpoint_thread().scrub_report();

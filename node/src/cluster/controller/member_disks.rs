@@ -6,7 +6,7 @@ use std::fmt;
 use zbelastic_types::{Bytes, NodeId};
 
 use super::ports::{ControllerCompletion, ControllerTasks};
-use crate::cluster::disk_space::{DiskSpace, DiskSpaceShortage, DiskSpaceWatch};
+use crate::cluster::disk_space::{DiskSpace, DiskSpaceShortage, DiskSpaceWatch, NodeDisks};
 use zbelastic_api::{DiskStatus, ScrubPassStatus, ScrubStatus};
 use zbelastic_policy::scrub::{ScrubProgress, ScrubReport};
 
@@ -50,26 +50,24 @@ impl MemberDisks {
         Some(DiskStatus { free, total, low: low.is_some() })
     }
 
-    /// A tick passes. Measures the own disk now and then, beside the event loop.
+    /// A tick passes. Measures the own disks now and then, beside the event loop.
     pub(super) fn handle_tick(&mut self, tasks: &ControllerTasks) {
         if !self.own.handle_tick() {
             return;
         }
         let checkpoint_thread = tasks.checkpoint_thread().clone();
-        tasks.spawn(async move {
-            ControllerCompletion::DiskSpace(checkpoint_thread.disk_space().await)
-        });
+        tasks.spawn(async move { ControllerCompletion::Disks(checkpoint_thread.disks().await) });
     }
 
-    /// The own disk was measured, for which a checkpoint needs so many bytes. Yields the report of
+    /// The own disks were measured, on which a checkpoint needs so many bytes. Yields the report of
     /// it, as others report theirs.
     pub(super) fn note_measured(
         &mut self,
-        found: Option<DiskSpace>,
+        found: NodeDisks,
         checkpoint: Bytes,
     ) -> Option<(DiskSpace, Option<DiskSpaceShortage>)> {
         self.own.note(found, checkpoint);
-        Some((found?, self.own.low()))
+        Some((found.reported()?, self.own.low()))
     }
 
     /// A member's disk has so much space. Yields the change for the person that looks after it.
@@ -102,6 +100,15 @@ pub(super) enum MemberDiskChange {
 impl fmt::Display for MemberDiskChange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Low {
+                node,
+                total,
+                shortage: DiskSpaceShortage { wanted: Bytes(0), free, reserve },
+            } => write!(
+                f,
+                "the disk of node {node} is low: {free} of {total} are free, below the {reserve} that its log and \
+                 events are left: free space there"
+            ),
             Self::Low { node, total, shortage: DiskSpaceShortage { wanted, free, .. } } => write!(
                 f,
                 "the disk of node {node} is low: {free} of {total} are free, a checkpoint takes up to {wanted}; \

@@ -12,7 +12,7 @@ use super::data::DataFetchResult;
 use super::runs::RunCatalog;
 use super::uploads::UploadWriteResult;
 use crate::cluster::background::BackgroundTasks;
-use crate::cluster::disk_space::DiskSpace;
+use crate::cluster::disk_space::NodeDisks;
 use crate::cluster::journal::Journal;
 use crate::cluster::outbox::Outbox;
 use crate::cluster::piece_keeper::PieceFetchResult;
@@ -28,7 +28,7 @@ pub(super) enum ControllerCompletion {
     /// The result of writing a piece of an upload.
     Uploaded(UploadWriteResult),
     /// The free and total space on the store's disk, if it is known.
-    DiskSpace(Option<DiskSpace>),
+    Disks(NodeDisks),
     /// The administrator's certificate could not be renewed, and why.
     AdminNotRenewed(String),
     /// The key of the authority that follows, or why it did not arrive.

@@ -13,7 +13,7 @@ use super::pieces::PieceTaskResult;
 use crate::cluster::background::BackgroundTasks;
 use crate::cluster::data::{FetchError, FetchedJob};
 use crate::cluster::device::{DeviceHandle, DeviceInput};
-use crate::cluster::disk_space::DiskSpace;
+use crate::cluster::disk_space::NodeDisks;
 use crate::cluster::journal::Journal;
 use crate::cluster::kept_data::FetchedStores;
 use crate::cluster::outbox::Outbox;
@@ -33,7 +33,7 @@ pub(super) enum WorkerCompletion {
     /// The cluster has no member with this node's key any more.
     NoMember,
     /// The free and total space on the store's disk, if it is known.
-    DiskSpace(Option<DiskSpace>),
+    Disks(NodeDisks),
     /// The text and weights that a job is built from.
     Job(Box<Result<FetchedJob, FetchError>>),
     /// The token stores of a job.
