@@ -235,7 +235,8 @@ fn planted_lines_are_found_and_refused() {
 /// Addresses in Kubernetes' files have the port that the program takes without one, over UDP.
 #[test]
 fn ports_are_the_programs() {
-    for path in recipes(&["controllers.yaml", "workers.yaml", "network.yaml"]) {
+    let endings = ["kubernetes/controllers.yaml", "workers.yaml", "kubernetes/network.yaml"];
+    for path in recipes(&endings) {
         let text = read(&path);
         assert!(text.contains("7000"), "{}", path.display());
         for line in text.lines().filter(|line| line.contains("ort: 70")) {
@@ -288,7 +289,8 @@ fn the_containerfile_passes_hadolint() {
 #[test]
 fn objects_have_the_schemas_of_kubernetes() {
     let Some(mut validate) = tool("kubernetes-validate") else { return };
-    let objects = recipes(&["controllers.yaml", "workers.yaml", "network.yaml", "namespace.yaml"]);
+    let objects =
+        recipes(&["kubernetes/controllers.yaml", "workers.yaml", "network.yaml", "namespace.yaml"]);
     content(validate.arg("--strict").args(objects));
 }
 
@@ -300,9 +302,22 @@ fn the_base_is_built_by_kustomize() {
         println!("skipped: there is no kubectl");
         return;
     }
-    let text = content(Command::new("kubectl").arg("kustomize").arg(base));
+    let text = content(Command::new("kubectl").arg("kustomize").arg(&base));
     assert_eq!(text.matches("namespace: zbelastic").count(), 8, "{text}");
     assert!(text.contains("image: registry.example.com/zbelastic:0.1.0"), "{text}");
+    assert!(!text.contains("PAGE_ADDRESS\n"), "{text}");
+    // With the component that has the page.
+    let copy = TempDir::new().expect("a folder");
+    content(Command::new("cp").arg("-r").arg(base).arg(copy.path()));
+    let base = copy.path().join("kubernetes");
+    let list = read(&base.join("kustomization.yaml"));
+    fs::write(base.join("kustomization.yaml"), list + "components: [page]\n").expect("writable");
+    let text = content(Command::new("kubectl").arg("kustomize").arg(&base));
+    for part in
+        ["name: zbelastic-page", "PAGE_ADDRESS\n", "containerPort: 8088", "containerPort: 7000"]
+    {
+        assert!(text.contains(part), "{part}: {text}");
+    }
 }
 
 /// SkyPilot is large, and fetched by nobody's script: it is asked where it is installed.
