@@ -41,6 +41,7 @@ pub fn member(id: u64, name: &str, is_live: bool) -> MemberStatus {
         memory: Bytes(8 << 30),
         last_heard_ms: is_live.then_some(40),
         round_trip_us: None,
+        log_behind: None,
         road: if is_live { MemberPath::Quic } else { MemberPath::Down },
         work: None,
     }

@@ -221,6 +221,10 @@ pub struct MemberStatus {
     pub last_heard_ms: Option<u64>,
     /// Round trip to it, in microseconds.
     pub round_trip_us: Option<u64>,
+    /// Entries of the leader's log that it is not known to have; for controllers, if the answering node
+    /// leads.
+    #[serde(default)]
+    pub log_behind: Option<u64>,
     /// The path to it from the answering node.
     pub road: MemberPath,
     /// Its work, as it reported last.

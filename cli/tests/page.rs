@@ -77,6 +77,14 @@ fn the_page_shows_what_status_prints_and_a_worker_that_was_killed() {
         "the table of nodes shows it",
         "return document.querySelectorAll('#nodes tr.lost').length === 1",
     );
+    browser.wait(
+        "the table of nodes has its last event",
+        "return document.querySelector('#nodes tr.lost').cells[7].textContent.startsWith('lost ')",
+    );
+    browser.wait(
+        "the table of controllers has what it lacks of the log",
+        "return document.querySelector('#controllers tr').cells[4].textContent === '0'",
+    );
     browser.wait("lanes are drawn", "return state.lanes.length > 1 && lanes.boxes.length > 5");
     cluster.restart(killed, &["join", "--spot", "none"]);
     cluster.digest(STEPS);

@@ -282,6 +282,20 @@ function roundTrip(member) {
   return member.round_trip_us == null ? "–" : `${(member.round_trip_us / 1000).toFixed(2)} ms`;
 }
 
+/** Where a worker computes: its stage, in which pipeline if there are several, and the stages that it copies. */
+function stageText(member, plan) {
+  if (member.stage == null) return "–";
+  const copies = member.copies_stages.length ? ` (copies ${member.copies_stages.join(", ")})` : "";
+  const depth = plan?.replicas > 1 ? plan.stages.length / plan.replicas : 0;
+  if (!Number.isInteger(depth) || depth === 0) return `${member.stage}${copies}`;
+  return `${member.stage % depth} of replica ${Math.floor(member.stage / depth)}${copies}`;
+}
+
+/** The last event of each member, by name: since when it is as it is, and what a notice said. */
+function lastMarks() {
+  return new Map(state.marks.filter(mark => mark.member).map(mark => [mark.member, mark]));
+}
+
 let nodesKey = "";
 
 function drawNodes() {
@@ -296,15 +310,18 @@ function drawNodes() {
   const found = workers.filter(member => !words || `${member.name} ${member.zone} ${member.device} ${memberState(member)}`.toLowerCase().includes(words));
   found.sort((a, b) => rank(a) - rank(b) || a.id - b.id);
   const rows = found.slice(0, ROWS_MAX);
-  const key = JSON.stringify([words, rows.map(member => [member.id, member.standing, member.stage, member.layers, member.memory_used, roundTrip(member), memberState(member)])]);
+  const marks = lastMarks();
+  const key = JSON.stringify([words, rows.map(member => [member.id, member.standing, stageText(member, status.plan), member.layers, member.memory_used,
+    roundTrip(member), marks.get(member.name)?.at_ms, memberState(member)])]);
   if (key === nodesKey) return;
   nodesKey = key;
   byId("nodes").replaceChildren(...rows.map(member => {
     const cell = (text, name = "") => element("td", { class: name, textContent: text });
     const name = element("td", {}, element("span", { class: `dot ${member.standing.state}` }), member.name);
-    const copies = member.copies_stages.length ? ` (copies ${member.copies_stages.join(", ")})` : "";
-    return element("tr", { class: member.standing.state }, name, cell(member.stage == null ? "–" : `${member.stage}${copies}`), cell(member.layers ?? "–"),
-      cell(member.device), cell(member.zone || "–"), memoryCell(member), cell(roundTrip(member), "r"), cell(memberState(member), "why"));
+    const mark = marks.get(member.name);
+    const last = mark ? element("td", { title: mark.text, textContent: `${TAGS[mark.kind][0]} ${clock(mark.at_ms)}` }) : cell("–");
+    return element("tr", { class: member.standing.state }, name, cell(stageText(member, status.plan)), cell(member.layers ?? "–"),
+      cell(member.device), cell(member.zone || "–"), memoryCell(member), cell(roundTrip(member), "r"), last, cell(memberState(member), "why"));
   }));
 }
 
@@ -362,6 +379,7 @@ function drawGroup() {
   byId("group").replaceChildren(...facts([
     ["leader", status.leader == null ? "none" : `${named(status.leader)}, term ${status.term}`],
     ["voters reachable", `${status.quorum.reachable.length} of ${status.quorum.voters.length}`],
+    ["from the last report to the verdict", status.pace?.verdict_us == null ? "–" : `${(status.pace.verdict_us / 1000).toFixed(1)} ms`],
     ["wait for a verdict", status.verdict_wait ? `median ${status.verdict_wait.p50_ms.toFixed(1)} ms, longest ${status.verdict_wait.max_ms.toFixed(1)} ms` : "–"],
     ["copies of each update", status.promise ? `${promise[status.promise.state]}${status.promise.copies != null ? `, ${status.promise.copies}` : `: ${status.promise.reason}`}` : "–"],
     ["state digest", status.job?.digest ? `${status.job.digest.slice(0, 16)}… after step ${thousands(status.job.digest_step)}` : "–"],
@@ -371,7 +389,8 @@ function drawGroup() {
     const isLeader = member.id === status.leader;
     const last = member.id === status.answered_by ? "answers" : member.last_heard_ms == null ? "–" : `${duration(member.last_heard_ms / 1000)} ago`;
     return element("tr", {}, name, element("td", { textContent: isLeader ? "leads" : memberState(member) }),
-      element("td", { class: "r", textContent: last }), element("td", { class: "r", textContent: roundTrip(member) }));
+      element("td", { class: "r", textContent: last }), element("td", { class: "r", textContent: roundTrip(member) }),
+      element("td", { class: "r", textContent: member.log_behind == null ? "–" : thousands(member.log_behind) }));
   }));
   byId("checkpoints").replaceChildren(...status.checkpoints.slice(-6).reverse().map(point => {
     const right = text => element("td", { class: "r", textContent: text });

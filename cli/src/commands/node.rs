@@ -204,6 +204,7 @@ pub fn render_member(member: &MemberStatus, status: &StatusReport) -> String {
         ("road", Some(path_text(member.road).to_owned())),
         ("heard", member.last_heard_ms.map(|age_ms| format!("{} ago", silence_text(age_ms)))),
         ("round trip", round_trip),
+        ("log behind", member.log_behind.map(|entries| format!("{entries} entries"))),
         ("device", Some(member.device.clone())),
         ("left out", member.left_out.clone()),
         ("disk", member.disk.map(disk_text)),

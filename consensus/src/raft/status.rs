@@ -38,3 +38,13 @@ pub struct RaftStatus {
     /// The last index that each member is known to have, if this node leads; else empty.
     pub matched: Vec<(NodeId, u64)>,
 }
+
+impl RaftStatus {
+    /// Entries of the log that a member is not known to have yet; none if this node does not lead, or
+    /// has no such member.
+    #[must_use]
+    pub fn behind(&self, member: NodeId) -> Option<u64> {
+        let (_, matched) = self.matched.iter().find(|(node, _)| *node == member)?;
+        Some(self.last_index.saturating_sub(*matched))
+    }
+}

@@ -11,6 +11,7 @@ fn elects_and_commits() {
     let status = cluster.status(cluster.leader().unwrap());
     assert_eq!(status.matched.len(), 3);
     assert!(status.matched.iter().all(|&(_, matched)| matched == status.last_index));
+    assert!(status.matched.iter().all(|&(node, _)| status.behind(node) == Some(0)));
 }
 
 #[test]

@@ -202,10 +202,12 @@ impl StatusView<'_> {
             Some((holder.node, self.links.peak(holder.node, machine)?))
         });
         let shares = shared_peaks(&peaks.collect());
+        let raft = self.core.status();
         let member = |(node, member): (&NodeId, &Member)| {
             let alone = || self.links.peak(*node, 0).map(|peak| peak.own);
             let peak_flop_per_s = shares.get(node).copied().or_else(alone);
-            MemberStatus { peak_flop_per_s, ..self.member(*node, member) }
+            let log_behind = raft.behind(*node);
+            MemberStatus { peak_flop_per_s, log_behind, ..self.member(*node, member) }
         };
         members.iter().map(member).collect()
     }
@@ -250,6 +252,7 @@ impl StatusView<'_> {
                 silent.map(|silent| silent.as_millis() as u64)
             },
             round_trip_us: None,
+            log_behind: None,
             road: match (node == self.facts.node, self.links.path(node)) {
                 (true, _) => MemberPath::Own,
                 (false, Some(TransportPath::Quic)) => MemberPath::Quic,
