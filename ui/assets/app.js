@@ -9,7 +9,7 @@ const emptySteps = () => ({
 });
 const state = {
   source: { state: "connecting" }, status: null, head: null, steps: emptySteps(), held: [], marks: [], lanes: [],
-  shown: 0, causes: null, run: null, isReport: false,
+  shown: 0, causes: null, run: null, isReport: false, traceTooLong: null,
 };
 
 // ---- small helpers
@@ -58,7 +58,7 @@ function receive(message) {
     case "snapshot":
       Object.assign(state, {
         source: message.source, status: message.status, head: message.head, steps: emptySteps(),
-        held: message.held_out, marks: message.marks, lanes: message.lanes,
+        held: message.held_out, marks: message.marks, lanes: message.lanes, traceTooLong: message.trace_too_long,
         causes: message.causes, run: message.run ?? null,
       });
       appendSteps(message.steps);
@@ -92,6 +92,7 @@ function receive(message) {
     case "lanes":
       state.lanes.push(...message.lanes);
       state.lanes.splice(0, state.lanes.length - LANES_KEPT);
+      state.traceTooLong = message.trace_too_long;
       break;
   }
   schedule(message.kind);
@@ -225,7 +226,8 @@ function drawLanes() {
   scrub.value = state.shown;
   const found = list[state.shown];
   byId("lane-step").textContent = found ? `step ${thousands(found.step)}` : "–";
-  if (lanes.lanes !== found || !found) {
+  if (lanes.lanes !== found || !found || lanes.tooLong !== state.traceTooLong) {
+    lanes.tooLong = state.traceTooLong;
     lanes.draw(found);
     drawLaneLegend(found);
   }
@@ -238,7 +240,8 @@ function drawLaneLegend(found) {
   for (const [kind, [name, colour]] of Object.entries(OPERATIONS)) if (kinds.has(kind)) shown.set(name, colour);
   byId("lane-legend").replaceChildren(
     ...[...shown].map(([name, colour]) => element("span", {}, element("i", { fill: `var(${colour})` }), name)),
-    found ? element("span", {}, `upper lane: measured; lower: ${lanes.plannedNote}`) : "");
+    found ? element("span", {}, `upper lane: measured; lower: ${lanes.plannedNote}`) : "",
+    state.traceTooLong ? element("span", { textContent: `the trace of the last steps has ${bytes(state.traceTooLong)}, too much for this page; train leaves it as trace.json, for Perfetto` }) : "");
 }
 
 /** Where the time of a step went: the planned part, and each cause of more. */

@@ -102,9 +102,11 @@ impl Dashboard {
                 messages.extend(self.observe_events(&events));
             }
             Observation::Trace(text) => {
+                let before = self.lanes.too_long();
                 let lanes = self.lanes.add_trace(&text);
-                if !lanes.is_empty() {
-                    messages.push(PageMessage::Lanes { lanes }.json());
+                let trace_too_long = self.lanes.too_long();
+                if !lanes.is_empty() || trace_too_long != before {
+                    messages.push(PageMessage::Lanes { lanes, trace_too_long }.json());
                 }
             }
             Observation::Unanswered { .. } => {}
@@ -200,6 +202,7 @@ impl Dashboard {
             held_out: self.history.held_out().collect(),
             marks: self.marks.iter().collect(),
             lanes: self.lanes.steps().collect(),
+            trace_too_long: self.lanes.too_long(),
             causes: self.causes,
             run,
         };

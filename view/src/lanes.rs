@@ -46,12 +46,18 @@ pub struct StepLanes {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LaneLog {
     steps: VecDeque<StepLanes>,
+    /// Bytes of the last trace, if it was too long to be read.
+    too_long: Option<u64>,
 }
 
 impl LaneLog {
     /// Adds the steps of a trace that are whole and not yet known, and returns them. A text that is
     /// no trace adds none: it may have been cut between two pieces of different steps.
     pub fn add_trace(&mut self, text: &str) -> Vec<StepLanes> {
+        self.too_long = (text.len() > TRACE_BYTES_MAX).then_some(text.len() as u64);
+        if self.too_long.is_some() {
+            return Vec::new();
+        }
         let newest = self.steps.back().map_or(0, |lanes| lanes.step);
         let new: Vec<StepLanes> =
             read_trace(text).into_iter().filter(|lanes| lanes.step > newest).collect();
@@ -65,6 +71,13 @@ impl LaneLog {
     /// Removes the steps behind `step`, which are computed again.
     pub fn rewind(&mut self, step: u64) {
         self.steps.retain(|lanes| lanes.step <= step);
+    }
+
+    /// Bytes of the last trace, if it was too long to be read: a step of so many stages and microbatches is
+    /// drawn by a program for traces.
+    #[must_use]
+    pub const fn too_long(&self) -> Option<u64> {
+        self.too_long
     }
 
     /// Lanes of steps, oldest first.
@@ -106,9 +119,6 @@ type SlicesByStep = BTreeMap<u64, BTreeMap<u64, Vec<LaneSlice>>>;
 
 /// The whole steps of a trace: the first and the last of it may be cut.
 fn read_trace(text: &str) -> Vec<StepLanes> {
-    if text.len() > TRACE_BYTES_MAX {
-        return Vec::new();
-    }
     let Ok(file) = serde_json::from_str::<TraceFile>(text) else { return Vec::new() };
     let is_name = |row: &&TraceRow| row.ph == "M" && row.name == "process_name";
     let names: BTreeMap<u64, &str> =
@@ -225,6 +235,12 @@ mod tests {
         }
         assert_eq!(LaneLog::default().add_trace("{\"traceEvents\":[]}"), []);
         assert_eq!(LaneLog::default().add_trace(&trace(1..2)), []);
+        let mut log = LaneLog::default();
+        let long = format!("{}{}", trace(1..5), " ".repeat(TRACE_BYTES_MAX));
+        assert_eq!(log.add_trace(&long), []);
+        assert_eq!(log.too_long(), Some(long.len() as u64), "it does not vanish unsaid");
+        assert_eq!(log.add_trace(&trace(1..5)).len(), 2);
+        assert_eq!(log.too_long(), None);
     }
 
     #[test]

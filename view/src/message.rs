@@ -88,6 +88,8 @@ pub enum PageMessage<'a> {
         marks: Vec<&'a PageMark>,
         /// Lanes of the last steps.
         lanes: Vec<&'a StepLanes>,
+        /// Bytes of the last trace, if it was too long to be read.
+        trace_too_long: Option<u64>,
         /// Where the time of steps went under the last plan.
         causes: Option<StepTimeBreakdown>,
         /// Of a report: the description of the run that ended.
@@ -125,6 +127,8 @@ pub enum PageMessage<'a> {
     Lanes {
         /// The steps.
         lanes: Vec<StepLanes>,
+        /// Bytes of the trace, if it was too long to be read.
+        trace_too_long: Option<u64>,
     },
 }
 
