@@ -130,6 +130,10 @@ pub struct Core {
     looks_at_plan: bool,
     /// Ticks in a row without a known leader.
     leaderless_ticks: u32,
+    /// Ticks in a row in which this node led and agreed on nothing of what it had proposed.
+    unagreed_ticks: u32,
+    /// The last index that was committed at the tick before.
+    commit: u64,
     ticks: u64,
     /// Why the plan that was needed last is not there.
     no_plan: Option<NoPlan>,
@@ -176,6 +180,8 @@ impl Core {
             briefings: BriefingParts::new(&state),
             looks_at_plan: true,
             leaderless_ticks: 0,
+            unagreed_ticks: 0,
+            commit: 0,
             ticks: 0,
             no_plan: None,
             formats: ReadFormats::new(setup.raft.node, newest),
@@ -448,12 +454,17 @@ impl Core {
         Ok(())
     }
 
-    /// A tick: counts how long no leader is known, requests to be admitted, and reports the
-    /// contact.
+    /// A tick: counts how long no leader is known, or a leader has agreed on nothing, requests to be
+    /// admitted, and reports the contact.
     fn handle_tick(&mut self) {
         self.ticks += 1;
-        let is_led = self.raft.status().leader.is_some();
+        let status = self.raft.status();
+        let is_led = status.leader.is_some();
         self.leaderless_ticks = if is_led { 0 } else { self.leaderless_ticks.saturating_add(1) };
+        let is_waiting = status.leads_applied && status.last_index > status.commit;
+        let is_still = is_waiting && status.commit == self.commit;
+        self.unagreed_ticks = if is_still { self.unagreed_ticks.saturating_add(1) } else { 0 };
+        self.commit = status.commit;
         self.request_admission();
         self.report_contact();
     }

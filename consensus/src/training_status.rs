@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use zbelastic_types::Generation;
+use zbelastic_types::{Generation, NodeId};
 
 use crate::duty::{
     AwaitedMember, AwaitedMembers, AwaitedReturn, AwaitedReturns, NoPlan, WithheldReason,
@@ -19,6 +19,14 @@ pub enum TrainingStatus {
     NoQuorum {
         /// Ticks since a leader was last known.
         ticks: u32,
+    },
+    /// This node leads, others answer its heartbeats, and nothing that it proposed was agreed on: too
+    /// many of them have not written it to their logs.
+    NotAgreed {
+        /// Ticks since something was agreed on.
+        ticks: u32,
+        /// Voters that are not known to have written the log up to its end.
+        behind: Vec<NodeId>,
     },
     /// There is no job.
     NoJob,
@@ -81,6 +89,7 @@ impl TrainingStatus {
     pub const fn name(&self) -> &'static str {
         match self {
             Self::NoQuorum { .. } => "no-quorum",
+            Self::NotAgreed { .. } => "not-agreed",
             Self::NoJob => "no-job",
             Self::Paused => "paused",
             Self::Halted(_) => "halted",
@@ -144,6 +153,15 @@ impl fmt::Display for TrainingStatus {
         match self {
             Self::NoQuorum { ticks } => {
                 write!(f, "no quorum: no leader for {}", Ticks(*ticks))
+            }
+            Self::NotAgreed { ticks, behind } => {
+                let nodes: Vec<String> = behind.iter().map(|node| format!("node {node}")).collect();
+                let nodes = nodes.join(", ");
+                write!(
+                    f,
+                    "nothing was agreed on for {}: {nodes} did not write the log; look at the disks there",
+                    Ticks(*ticks)
+                )
             }
             Self::NoJob => write!(f, "there is no job"),
             Self::Paused => write!(f, "paused by order"),

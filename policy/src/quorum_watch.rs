@@ -1,4 +1,4 @@
-//! Whether a majority of the controllers is lost, as events report it.
+//! Whether a majority of the controllers is lost, or writes nothing, as events report it.
 
 use zbelastic_consensus::training_status::TrainingStatus;
 
@@ -8,9 +8,10 @@ const LEADERLESS_TICKS_MAX: u32 = 200;
 /// What became of the quorum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QuorumChange {
-    /// There was no leader for longer than elections take.
+    /// There was no leader for longer than elections take, or it agreed on nothing for longer than slow
+    /// disks write.
     Lost,
-    /// There is a leader again.
+    /// There is a leader again, and entries are agreed on.
     Held,
 }
 
@@ -23,10 +24,21 @@ pub struct QuorumWatch {
 impl QuorumWatch {
     /// A tick passed. Yields the change to record, if the quorum is lost or back.
     pub fn note(&mut self, status: &TrainingStatus) -> Option<QuorumChange> {
-        let is_lost = matches!(
-            status,
-            TrainingStatus::NoQuorum { ticks } if *ticks >= LEADERLESS_TICKS_MAX
-        );
+        let is_lost = match status {
+            TrainingStatus::NoQuorum { ticks } => *ticks >= LEADERLESS_TICKS_MAX,
+            TrainingStatus::NotAgreed { .. } => true,
+            TrainingStatus::NoJob
+            | TrainingStatus::Paused
+            | TrainingStatus::Halted(_)
+            | TrainingStatus::Saving { .. }
+            | TrainingStatus::Done
+            | TrainingStatus::Stopped
+            | TrainingStatus::WaitingForWorkers { .. }
+            | TrainingStatus::NoPlan(_)
+            | TrainingStatus::Planning { .. }
+            | TrainingStatus::Loading { .. }
+            | TrainingStatus::Running { .. } => false,
+        };
         if is_lost == self.is_lost {
             return None;
         }
@@ -48,5 +60,8 @@ mod tests {
         assert_eq!(note(LEADERLESS_TICKS_MAX + 1), None);
         assert_eq!(note(0), Some(QuorumChange::Held));
         assert_eq!(note(1), None);
+        let unwritten = TrainingStatus::NotAgreed { ticks: 500, behind: Vec::new() };
+        assert_eq!(watch.note(&unwritten), Some(QuorumChange::Lost), "a majority of disks hangs");
+        assert_eq!(watch.note(&TrainingStatus::NoJob), Some(QuorumChange::Held));
     }
 }

@@ -10,6 +10,10 @@ use crate::job::JobChange;
 use crate::member::{LossReason, MemberChange, MembershipStatus, Role};
 use crate::training_status::TrainingStatus;
 
+/// Ticks for which a leader may agree on nothing until its status says so: more than twice what a
+/// single write of a slow disk may take (docs/waiting-times.md).
+const UNAGREED_TICKS_MAX: u32 = 500;
+
 /// A command of an operator. Only a leader accepts it.
 #[derive(Clone, Debug)]
 pub enum OperatorCommand {
@@ -145,8 +149,14 @@ impl Core {
     /// Why the run goes on, or does not, as far as this node knows.
     #[must_use]
     pub fn training_status(&self) -> TrainingStatus {
-        if self.raft.status().leader.is_none() {
+        let status = self.raft.status();
+        if status.leader.is_none() {
             return TrainingStatus::NoQuorum { ticks: self.leaderless_ticks };
+        }
+        if self.unagreed_ticks >= UNAGREED_TICKS_MAX {
+            let voters = status.members.voters.iter().copied();
+            let behind = voters.filter(|voter| status.behind(*voter) != Some(0)).collect();
+            return TrainingStatus::NotAgreed { ticks: self.unagreed_ticks, behind };
         }
         let duties = self.duties.as_ref();
         let needed = duties.and(self.state.running_spec()).map_or(0, |spec| spec.workers_min);
@@ -168,6 +178,7 @@ impl Core {
             TrainingStatus::Running { .. }
             | TrainingStatus::NoPlan(_)
             | TrainingStatus::NoQuorum { .. }
+            | TrainingStatus::NotAgreed { .. }
             | TrainingStatus::NoJob
             | TrainingStatus::Paused
             | TrainingStatus::Halted(_)

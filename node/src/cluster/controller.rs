@@ -512,11 +512,14 @@ impl ControllerNode {
         let roster = self.connections.roster();
         self.rotation.handle_tick(&mut self.ports, &mut self.certificates, roster);
         self.certificates.handle_tick(&self.ports.tasks, &mut self.ports.journal);
-        if let Some(change) = self.quorum.note(&self.ports.core.training_status()) {
-            self.ports.journal.record(match change {
-                QuorumChange::Lost => EventKind::QuorumLost,
-                QuorumChange::Held => EventKind::QuorumHeld,
-            });
+        let standing = self.ports.core.training_status();
+        match self.quorum.note(&standing) {
+            Some(QuorumChange::Lost) => {
+                self.ports.journal.record(EventKind::QuorumLost);
+                self.ports.journal.warn(standing.to_string());
+            }
+            Some(QuorumChange::Held) => self.ports.journal.record(EventKind::QuorumHeld),
+            None => {}
         }
         self.planning.handle_tick(&mut self.ports.core);
         if self.backfill.handle_tick(&self.ports) {

@@ -345,6 +345,24 @@ fn status_says_why_there_is_no_plan() {
     panic!("a plan was asked for");
 }
 
+/// Heartbeats are answered while disks take no writes, so nobody is deposed: the status has to name
+/// who did not write.
+#[test]
+fn a_leader_whose_entries_nobody_writes_names_the_disks() {
+    let mut core = leader(&FixtureLog::empty().state);
+    core.execute_command(made(1)).expect("it is accepted");
+    let tick = |core: &mut Core| core.handle(Input::Tick).expect("a tick");
+    let behind = vec![core.status().node];
+    (0..500).for_each(|_| tick(&mut core));
+    assert_eq!(core.training_status(), TrainingStatus::NoJob, "slow disks are waited for");
+    tick(&mut core);
+    let expected = TrainingStatus::NotAgreed { ticks: 500, behind };
+    assert_eq!(core.training_status(), expected);
+    persist(&mut core);
+    tick(&mut core);
+    assert_eq!(core.training_status(), TrainingStatus::NoJob, "it was written");
+}
+
 /// A controller that is cut off from a majority shows it soon in its status, and not any more when
 /// there is a leader again.
 #[test]
