@@ -50,6 +50,8 @@ pub enum DrawPurpose {
     HousekeepingRotation = 20,
     /// When lists of hashes of a text's chunks are damaged there.
     HousekeepingHashes = 21,
+    /// When operations of disks fail there.
+    HousekeepingDisks = 22,
 }
 
 /// A stream of draws: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).

@@ -43,6 +43,8 @@ pub enum HousekeepingMarker {
     Checkpoint,
     /// The own store did not take a piece.
     OwnStoreRefused,
+    /// An operation of a store's files failed, and the store was opened again.
+    StoreReopened,
     /// A piece was not kept for another node, by the rule or for want of disk space.
     KeepRefused,
     /// A piece was to be kept, and could not be.
@@ -79,9 +81,10 @@ pub enum HousekeepingMarker {
 
 impl HousekeepingMarker {
     /// Everything that can be seen.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::Checkpoint,
         Self::OwnStoreRefused,
+        Self::StoreReopened,
         Self::KeepRefused,
         Self::KeepFailed,
         Self::KeeperSilent,

@@ -3,13 +3,18 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::io;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use zbelastic_checkpoint::faults::{FileIndex, PowerLoss, SimulatedDisk};
+use zbelastic_checkpoint::faults::{
+    FaultyFileSystem, FileFaultInjector, FileFaultRule, FileIndex, PowerLoss, SimulatedDisk,
+};
 use zbelastic_checkpoint::files::{FileSystem, OpenFile};
-use zbelastic_checkpoint::{CheckpointStore, CheckpointStoreError, FolderStore, PieceName};
+use zbelastic_checkpoint::{
+    CheckpointStore, CheckpointStoreError, FileOperation, FolderStore, PieceName,
+};
 use zbelastic_policy::data::DataName;
 use zbelastic_policy::data_chunks::{ChunkHashes, ChunkSize};
 use zbelastic_policy::disk_space::DiskSpace;
@@ -100,6 +105,10 @@ impl DataFileAccess for MemberTexts {
 /// The disk of a member, in memory.
 pub struct MemberDisk {
     files: SimulatedDisk,
+    /// Operations that are to fail.
+    faults: FileFaultInjector,
+    /// Faults that had not happened when that was asked last.
+    pending: usize,
     store: Option<Arc<MemberStore>>,
     total: u64,
     /// Whether other files fill the disk.
@@ -118,8 +127,10 @@ impl MemberDisk {
     #[must_use]
     pub fn new(total: u64) -> Self {
         let files = SimulatedDisk::new(Path::new(ROOT));
-        let store = Some(Arc::new(open(&files).expect("nothing is there yet")));
-        Self { files, store, total, is_filled: false, is_stuck: false, aside: 0 }
+        let faults = FileFaultInjector::default();
+        let store = Some(Arc::new(open(&files, &faults).expect("nothing is there yet")));
+        let (is_filled, is_stuck) = (false, false);
+        Self { files, faults, pending: 0, store, total, is_filled, is_stuck, aside: 0 }
     }
 
     /// The store, while it is open.
@@ -150,6 +161,25 @@ impl MemberDisk {
         self.files = self.files.after_power_loss(PowerLoss::LosesSome { seed });
     }
 
+    /// An operation of this kind will fail, once so many of them have worked.
+    pub fn fail_once(&mut self, operation: FileOperation, after: u64) {
+        let kind = io::ErrorKind::Other;
+        self.faults.inject(FileFaultRule::FailOnce { operation, after, kind });
+        self.pending += 1;
+    }
+
+    /// Whether an operation failed since this was asked last.
+    pub fn take_failure(&mut self) -> bool {
+        let before = std::mem::replace(&mut self.pending, self.faults.pending());
+        self.pending < before
+    }
+
+    /// Whether an operation failed, and the store writes nothing until it is opened again.
+    #[must_use]
+    pub fn has_stopped(&self) -> bool {
+        self.store.as_ref().is_none_or(|store| store.has_stopped())
+    }
+
     /// A bit of the index flips. Yields whether there is one.
     pub fn damage_index(&mut self) -> bool {
         flip(&self.files, Path::new(ROWS))
@@ -170,7 +200,8 @@ impl MemberDisk {
     /// # Errors
     /// If it cannot be.
     pub fn open(&mut self) -> Result<(), CheckpointStoreError> {
-        self.store = Some(Arc::new(open(&self.files)?));
+        self.store = None;
+        self.store = Some(Arc::new(open(&self.files, &self.faults)?));
         Ok(())
     }
 
@@ -181,12 +212,18 @@ impl MemberDisk {
     pub fn begin_anew(&mut self, aside: u32) {
         self.aside = aside;
         self.files = SimulatedDisk::new(Path::new(ROOT));
+        self.faults.clear();
+        self.pending = 0;
         self.open().expect("nothing is there yet");
     }
 }
 
-fn open(files: &SimulatedDisk) -> Result<MemberStore, CheckpointStoreError> {
-    MemberStore::open(Arc::new(files.clone()), Path::new(STORE))
+fn open(
+    files: &SimulatedDisk,
+    faults: &FileFaultInjector,
+) -> Result<MemberStore, CheckpointStoreError> {
+    let files = FaultyFileSystem::new(Arc::new(files.clone()), faults.clone());
+    MemberStore::open(Arc::new(files), Path::new(STORE))
 }
 
 /// Flips a bit in the middle of a file, on the medium as well. Yields whether it is there.

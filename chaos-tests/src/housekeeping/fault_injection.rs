@@ -46,6 +46,12 @@ impl MemberFaults {
             HousekeepingFault::StoreStuck { whom, for_us } => {
                 self.spoil_disk(env, whom, for_us, false)
             }
+            HousekeepingFault::OperationFails { whom, operation, after } => {
+                let node = env.cluster.victim(whom);
+                if let Some(member) = node.and_then(|node| env.cluster.members.get_mut(&node)) {
+                    member.disk.fail_once(operation, after);
+                }
+            }
             HousekeepingFault::Crash { whom, for_us, is_damaged } => {
                 self.crash(env, connections, whom, for_us, is_damaged)
             }
@@ -88,6 +94,21 @@ impl MemberFaults {
         let member = env.cluster.members.get_mut(&node).expect("a member");
         (member.disk.is_filled, member.disk.is_stuck) = (false, false);
         member.able_since = now;
+    }
+
+    /// A store that has stopped is opened again, as nodes do it.
+    pub(super) fn reopen_stopped(&self, env: &mut HousekeepingSurroundings<'_>, node: NodeId) {
+        let now = env.cluster.now;
+        let member = env.cluster.members.get_mut(&node).expect("a member");
+        if !member.disk.has_stopped() || member.disk.is_filled || member.disk.is_stuck {
+            return;
+        }
+        // Another operation may fail in that.
+        if member.disk.open().is_ok() {
+            member.able_since = now;
+            env.check.markers.note(HousekeepingMarker::StoreReopened);
+            env.line(|| format!("n{node} opens its store again"));
+        }
     }
 
     fn crash(

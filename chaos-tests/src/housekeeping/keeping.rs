@@ -79,6 +79,7 @@ impl MemberKeeping {
     ) {
         let node = at.0;
         let served = env.cluster.serve(node, from, piece);
+        let now = env.cluster.now;
         let Some(member) = env.cluster.process(at) else { return };
         let store = member.disk.store().filter(|_| !member.disk.is_stuck).cloned();
         let is_here = store.as_ref().is_some_and(|store| {
@@ -91,6 +92,9 @@ impl MemberKeeping {
                 let mut sink = PieceSink::new(store, piece, WorkCounter::default());
                 sink.write(0, &bytes).is_ok() && sink.finish().is_ok()
             });
+        if member.disk.take_failure() {
+            member.able_since = now;
+        }
         let bytes = u64::from(is_kept) * piece.length;
         member.process.stored_bytes += bytes;
         member.process.kept_bytes += bytes;

@@ -147,7 +147,7 @@ impl HousekeepingMember {
     /// Whether its disk stores what there is space for.
     #[must_use]
     pub fn has_disk(&self) -> bool {
-        !self.disk.is_filled && !self.disk.is_stuck && self.disk.store().is_some()
+        !self.disk.is_filled && !self.disk.is_stuck && !self.disk.has_stopped()
     }
 
     /// What its clock shows when the right one shows `now`.

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use zbelastic_checkpoint::FileOperation;
+
 use crate::queue::VirtualTime;
 use crate::random::{DrawPurpose, Draws};
 
@@ -13,6 +15,16 @@ pub const CALM_US: u64 = 100_000_000;
 /// The longest that a fault with an end lasts.
 const FAULT_US_MAX: u64 = 25_000_000;
 const HOUR_S: u64 = 3600;
+/// Operations of which one may fail: those that write. What is damaged for readers flips bits.
+const FAILING_OPERATIONS: [FileOperation; 5] = [
+    FileOperation::Create,
+    FileOperation::Write,
+    FileOperation::Sync,
+    FileOperation::SyncFolder,
+    FileOperation::Rename,
+];
+/// Operations of its kind that work before one fails: as many as a few pieces take.
+const OPERATIONS_BEFORE_MAX: u64 = 12;
 
 /// A fault. Its member is drawn before: a number (`whom`) that is turned into a member when the
 /// fault is injected.
@@ -31,6 +43,15 @@ pub enum HousekeepingFault {
         whom: u64,
         /// Microseconds for which the store takes nothing.
         for_us: u64,
+    },
+    /// One operation of the store's files fails, in the midst of whatever the store does then.
+    OperationFails {
+        /// The member, by a draw.
+        whom: u64,
+        /// The kind of operation.
+        operation: FileOperation,
+        /// Operations of that kind that work until then.
+        after: u64,
     },
     /// The process dies and comes back.
     Crash {
@@ -162,6 +183,13 @@ impl HousekeepingOptions {
             let at = VirtualTime(draws.below(STORM_US));
             let fault = HousekeepingFault::RotTextEverywhere { place: draws.number() };
             options.faults.push((at, fault));
+        }
+        let mut draws = Draws::new(seed, DrawPurpose::HousekeepingDisks);
+        for _ in 0..draws.below(4) {
+            let at = VirtualTime(draws.below(STORM_US));
+            let (whom, operation) = (draws.number(), *draws.pick(&FAILING_OPERATIONS));
+            let after = draws.below(OPERATIONS_BEFORE_MAX);
+            options.faults.push((at, HousekeepingFault::OperationFails { whom, operation, after }));
         }
         options.faults.sort_by_key(|(at, _)| *at);
         options

@@ -125,6 +125,7 @@ impl MemberCheckpoints {
         at: (NodeId, u64),
         piece: PieceRef,
     ) {
+        let now = env.cluster.now;
         let Some(member) = env.cluster.process(at) else { return };
         let Some(bytes) = member.process.offered.get(&piece).cloned() else { return };
         let has_space = member.disk.disk_space().check(Bytes(piece.length)).is_ok();
@@ -133,6 +134,9 @@ impl MemberCheckpoints {
         let put = store.map(|store| store.put(piece.name(), &bytes));
         let failure = put.as_ref().and_then(|put| put.as_ref().err()).map(ToString::to_string);
         let is_here = put.is_some_and(|put| put.is_ok());
+        if member.disk.take_failure() {
+            member.able_since = now;
+        }
         member.process.stored_bytes += u64::from(is_here) * piece.length;
         let next = member.process.copies.note_local(piece, is_here);
         if is_here {

@@ -261,6 +261,8 @@ impl<'a> HousekeepingWorld<'a> {
         self.connections.connect(&mut self.env);
         self.connections.send_contacts(&mut self.env);
         if self.env.cluster.is_second() {
+            let up: Vec<NodeId> = self.env.cluster.up().map(|member| member.node).collect();
+            up.into_iter().for_each(|node| self.faults.reopen_stopped(&mut self.env, node));
             self.keeping.scrub(&mut self.env, &self.texts);
             self.texts.fetch_missing_texts(&mut self.env);
             self.env.replan();

@@ -110,6 +110,12 @@ impl FileFaultInjector {
         state.is_killed = false;
     }
 
+    /// How many faults are injected; one that happens once is not any more when it has happened.
+    #[must_use]
+    pub fn pending(&self) -> usize {
+        self.lock_state().faults.len()
+    }
+
     /// How many operations were begun.
     #[must_use]
     pub fn count(&self) -> u64 {
