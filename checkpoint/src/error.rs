@@ -92,6 +92,22 @@ fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
+/// Whether the operation may work another time without anybody doing something: the disk failed, not a
+/// rule of the file system.
+fn is_passing(error: &io::Error) -> bool {
+    let is_rule = matches!(
+        error.kind(),
+        io::ErrorKind::PermissionDenied
+            | io::ErrorKind::ReadOnlyFilesystem
+            | io::ErrorKind::NotADirectory
+            | io::ErrorKind::IsADirectory
+            | io::ErrorKind::AlreadyExists
+            | io::ErrorKind::NotFound
+            | io::ErrorKind::Unsupported
+    );
+    !is_rule && !is_full(error)
+}
+
 /// The fault of a database folder: the log's, or a store's index.
 #[derive(Debug, Error)]
 pub enum DatabaseFault {
@@ -278,6 +294,26 @@ impl CheckpointStoreError {
     #[must_use]
     pub fn is_damage(&self) -> bool {
         if let Self::Index { fault, .. } = self { fault.is_damage() } else { false }
+    }
+
+    /// Whether an operation on the disk failed that may work another time.
+    #[must_use]
+    pub fn is_passing(&self) -> bool {
+        match self {
+            Self::File(fault) => is_passing(&fault.source),
+            Self::Index { fault: DatabaseFault::Io(error), .. } => is_passing(error),
+            Self::Index { .. }
+            | Self::Stopped { .. }
+            | Self::NoPiece { .. }
+            | Self::Damaged { .. }
+            | Self::NoChunk { .. }
+            | Self::DamagedChunk { .. }
+            | Self::WrongChunk { .. }
+            | Self::ChunkLength { .. }
+            | Self::Source { .. }
+            | Self::BadRecord { .. }
+            | Self::BadManifest(_) => false,
+        }
     }
 
     /// Whether the disk or the user's share of it is full. If it was a chunk that did not fit, the

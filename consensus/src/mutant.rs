@@ -87,6 +87,8 @@ pub enum Mutant {
     M54WholeCopiesOnly,
     /// m56: a node keeps pieces of any number of versions that no checkpoint has yet.
     M56AnyVersionsAhead,
+    /// m57: a node whose store's disk fails an operation at its start does not start.
+    M57IoFaultRefuses,
 }
 
 #[cfg(feature = "mutants")]

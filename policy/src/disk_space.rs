@@ -14,7 +14,7 @@ const RESERVE_PARTS: u64 = 20;
 const RESERVE_MAX: Bytes = Bytes(512 << 20);
 /// Ticks from one measurement to the next. Pieces written meanwhile are checked one by one.
 const MEASURE_TICKS: u32 = 500;
-/// A disk that was low is so until a checkpoint and one of so many parts of it fit.
+/// A disk that was low is so until a checkpoint and one of so many parts of it fit, or of the reserve.
 const AMPLE_PARTS: u64 = 4;
 
 /// Free and total space of a disk.
@@ -74,10 +74,13 @@ impl NodeDisks {
         low.or(self.store).or(self.data)
     }
 
-    /// Whether so many bytes of pieces fit beside the store, and so many of anything else beside the
-    /// other data. A disk that was not measured is taken to have space.
-    fn check(self, pieces: Bytes, others: Bytes) -> Result<(), DiskSpaceShortage> {
-        self.data.map_or(Ok(()), |space| space.check(others))?;
+    /// Whether a checkpoint of so many bytes fits beside the store, and the other data has its reserve;
+    /// with a part more of each if there is to be ample space. A disk that was not measured is taken to have
+    /// it.
+    fn check(self, checkpoint: Bytes, is_ample: bool) -> Result<(), DiskSpaceShortage> {
+        let more = |bytes: Bytes| if is_ample { bytes.0 / AMPLE_PARTS } else { 0 };
+        self.data.map_or(Ok(()), |space| space.check(Bytes(more(space.reserve()))))?;
+        let pieces = Bytes(checkpoint.0.saturating_add(more(checkpoint)));
         self.store.map_or(Ok(()), |space| space.check(pieces))
     }
 }
@@ -121,13 +124,12 @@ impl DiskSpaceWatch {
     /// that a node is requested to keep.
     pub fn note(&mut self, found: NodeDisks, checkpoint: Bytes) -> Option<DiskSpaceChange> {
         self.is_measuring = false;
-        let measured = found.reported()?;
+        found.reported()?;
         if self.low.is_none() {
-            self.low = found.check(checkpoint, Bytes(0)).err();
+            self.low = found.check(checkpoint, false).err();
             return self.low.map(DiskSpaceChange::Low);
         }
-        let ample = Bytes(checkpoint.0.saturating_add(checkpoint.0 / AMPLE_PARTS));
-        found.check(ample, Bytes(measured.reserve().0 / AMPLE_PARTS)).ok()?;
+        found.check(checkpoint, true).ok()?;
         self.low = None;
         Some(DiskSpaceChange::Ample)
     }

@@ -1,6 +1,7 @@
 //! The decision of a node that cannot open its store of checkpoints. Pieces lie on other nodes as
 //! well: a damaged index keeps no node from starting, least of all a voter whose log is sound.
 
+use zbelastic_checkpoint::CheckpointStoreError;
 use zbelastic_consensus::mutant::{self, Mutant};
 
 /// Stores that were put aside and are kept. Behind that a node with a disk that damages one after
@@ -12,10 +13,24 @@ pub const ASIDE_MAX: u32 = 3;
 pub enum StoreOpeningFault {
     /// The store cannot be read, and another attempt will fail as well.
     Damage,
-    /// The store could not be opened for another reason.
+    /// An operation on its disk failed, which may work another time.
+    Io,
+    /// The store could not be opened for another reason: somebody has to do something.
     Store,
     /// Its disk is not there.
     Place,
+}
+
+impl From<&CheckpointStoreError> for StoreOpeningFault {
+    fn from(error: &CheckpointStoreError) -> Self {
+        if error.is_damage() {
+            Self::Damage
+        } else if error.is_passing() {
+            Self::Io
+        } else {
+            Self::Store
+        }
+    }
 }
 
 /// The decision of a node that cannot open its store.
@@ -33,8 +48,8 @@ pub enum StoreOpeningAction {
 }
 
 /// Decides. A store in the data folder (`is_own`) must be there; one that a job named may lie on a
-/// disk that is gone, and the node is of use without. `is_taken` returns whether a store put aside
-/// has this number.
+/// disk that is gone, and the node is of use without. An operation that failed ends no start: the
+/// node opens the store later. `is_taken` returns whether a store put aside has this number.
 pub fn after_fault(
     fault: StoreOpeningFault,
     is_own: bool,
@@ -47,8 +62,13 @@ pub fn after_fault(
         StoreOpeningFault::Damage => (1..=ASIDE_MAX)
             .find(|number| !is_taken(*number))
             .map_or(StoreOpeningAction::Refuse, |aside| StoreOpeningAction::BeginAnew { aside }),
+        StoreOpeningFault::Io if is_own && mutant::is(Mutant::M57IoFaultRefuses) => {
+            StoreOpeningAction::Refuse
+        }
         StoreOpeningFault::Store if is_own => StoreOpeningAction::Refuse,
-        StoreOpeningFault::Store | StoreOpeningFault::Place => StoreOpeningAction::GoWithout,
+        StoreOpeningFault::Io | StoreOpeningFault::Store | StoreOpeningFault::Place => {
+            StoreOpeningAction::GoWithout
+        }
     }
 }
 
@@ -66,6 +86,7 @@ mod tests {
         check(StoreOpeningFault::Damage, true, ASIDE_MAX, StoreOpeningAction::Refuse);
         check(StoreOpeningFault::Store, true, 0, StoreOpeningAction::Refuse);
         check(StoreOpeningFault::Store, false, 0, StoreOpeningAction::GoWithout);
+        check(StoreOpeningFault::Io, true, ASIDE_MAX, StoreOpeningAction::GoWithout);
         check(StoreOpeningFault::Place, true, 0, StoreOpeningAction::GoWithout);
     }
 }

@@ -142,9 +142,7 @@ impl MemberFaults {
             return;
         }
         if let Err(error) = member.disk.open() {
-            let is_damage = error.is_damage();
-            let fault =
-                if is_damage { StoreOpeningFault::Damage } else { StoreOpeningFault::Store };
+            let fault = StoreOpeningFault::from(&error);
             let taken = member.disk.aside;
             match after_fault(fault, true, |number| number <= taken) {
                 StoreOpeningAction::BeginAnew { aside } => {
@@ -218,7 +216,7 @@ impl MemberFaults {
     fn rot_piece(&self, env: &mut HousekeepingSurroundings<'_>, draw: u64) {
         let Some(node) = env.cluster.victim(draw) else { return };
         let Some(store) = env.cluster.members[&node].disk.store() else { return };
-        let names = store.names().expect("a disk in memory does not fail");
+        let Ok(names) = store.names() else { return };
         let referred: Vec<_> = env.cluster.agreed.checkpoints.values().flatten().copied().collect();
         let here: Vec<_> =
             referred.into_iter().filter(|piece| names.contains(&piece.name())).collect();

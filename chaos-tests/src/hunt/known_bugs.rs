@@ -18,7 +18,7 @@ pub enum KnownBug {
 
 impl KnownBug {
     /// All of them, by their numbers.
-    pub const ALL: [Self; 56] = [
+    pub const ALL: [Self; 57] = [
         Self::Bug(Bug::M1AckBeforeSync),
         Self::Mutant(Mutant::M2TurnUnchecked),
         Self::Bug(Bug::M3MomentsNotRestored),
@@ -71,6 +71,7 @@ impl KnownBug {
         Self::Mutant(Mutant::M54WholeCopiesOnly),
         Self::Bug(Bug::M55SumNotGathered),
         Self::Mutant(Mutant::M56AnyVersionsAhead),
+        Self::Mutant(Mutant::M57IoFaultRefuses),
         Self::Mutant(Mutant::R2GenerationUnchecked),
         Self::Mutant(Mutant::R3SealedBeforeHeld),
         Self::Mutant(Mutant::R5CheckpointBeforeSeal),
@@ -133,6 +134,7 @@ impl KnownBug {
             Self::Mutant(Mutant::M54WholeCopiesOnly) => "m54",
             Self::Bug(Bug::M55SumNotGathered) => "m55",
             Self::Mutant(Mutant::M56AnyVersionsAhead) => "m56",
+            Self::Mutant(Mutant::M57IoFaultRefuses) => "m57",
             Self::Mutant(Mutant::R2GenerationUnchecked) => "R2",
             Self::Mutant(Mutant::R3SealedBeforeHeld) => "R3",
             Self::Mutant(Mutant::R5CheckpointBeforeSeal) => "R5",
@@ -279,6 +281,9 @@ impl KnownBug {
             Self::Mutant(Mutant::M56AnyVersionsAhead) => {
                 "pieces of any number of versions that are no checkpoints yet are kept"
             }
+            Self::Mutant(Mutant::M57IoFaultRefuses) => {
+                "an operation of the store's files that fails at the start keeps a node from starting"
+            }
             Self::Bug(Bug::M55SumNotGathered) => {
                 "the sums of floats that other replicas added are not gathered"
             }
@@ -357,7 +362,8 @@ impl KnownBug {
             | Self::Mutant(Mutant::M33ScrubIsSilent)
             | Self::Mutant(Mutant::M54WholeCopiesOnly) => &[Invariant::H3],
             Self::Mutant(Mutant::M34FirstNodesOnly) => &[Invariant::H6],
-            Self::Mutant(Mutant::M35DamagedIndexRefuses) => &[Invariant::H9],
+            Self::Mutant(Mutant::M35DamagedIndexRefuses)
+            | Self::Mutant(Mutant::M57IoFaultRefuses) => &[Invariant::H9],
             Self::Mutant(Mutant::M36AnyCloseEnds) | Self::Mutant(Mutant::M39LossOfAnybody) => {
                 &[Invariant::H10]
             }

@@ -162,20 +162,21 @@ pub struct CheckpointThread {
 }
 
 impl CheckpointThread {
-    /// Starts the thread of a node's stores, of which `store` is used; text lies in the folder
-    /// `data`; and one that reads all of it again now and then. They have a raised nice value, so
-    /// that passes run first.
+    /// Starts the thread of a node's stores, of which `store` is used, or the one in a folder once it can
+    /// be opened; text lies in the folder `data`; and one that reads all of it again now and then. They
+    /// have a raised nice value, so that passes run first.
     ///
     /// # Errors
     /// If they cannot be started.
     pub fn start(
         stores: OpenStores,
-        store: StoreInUse,
+        store: Result<Arc<SledStore>, PathBuf>,
         data: PathBuf,
     ) -> io::Result<(Self, mpsc::Receiver<StoreEvent>)> {
         let (commands, inbox) = sync_channel(COMMANDS_MAX);
         let (reports, outbox) = mpsc::channel(COMMANDS_MAX);
-        let (in_use, store) = watch::channel(store);
+        let stopped = StoppedStore::of(store.as_ref().err().cloned());
+        let (in_use, store) = watch::channel(store.ok());
         let moved = WorkCounter::default();
         let count = moved.clone();
         let time = CheckpointTime::default();
@@ -185,7 +186,7 @@ impl CheckpointThread {
         let (retention, asides) = watch::channel(AsideRetention::default());
         let work = move || {
             raise_niceness();
-            let stores = (stores, AsideStores::new(retention));
+            let stores = (stores, AsideStores::new(retention), stopped);
             run_thread(stores, (&in_use, &folder), &inbox, &to, (&count, &metered));
         };
         thread::Builder::new().name("store".to_owned()).spawn(work)?;
@@ -316,13 +317,12 @@ impl CheckpointThread {
 }
 
 fn run_thread(
-    (mut stores, mut asides): (OpenStores, AsideStores),
+    (mut stores, mut asides, mut stopped): (OpenStores, AsideStores, StoppedStore),
     (in_use, data): (&watch::Sender<StoreInUse>, &Path),
     commands: &Receiver<StoreCommand>,
     reports: &mpsc::Sender<StoreEvent>,
     (moved, time): (&WorkCounter, &CheckpointTime),
 ) {
-    let mut stopped = StoppedStore::default();
     loop {
         let command = commands.recv_timeout(REOPEN_PAUSE);
         if let Some(failure) = stopped.reopen(&mut stores, in_use)
@@ -521,7 +521,7 @@ mod tests {
         let mut stores = OpenStores::new(locations);
         let first = stores.get(&data.path().join("store")).expect("made");
         let (checkpoint_thread, mut events) =
-            CheckpointThread::start(stores, Some(first.clone()), data.path().to_owned())
+            CheckpointThread::start(stores, Ok(first.clone()), data.path().to_owned())
                 .expect("a thread");
         assert_eq!(put(&checkpoint_thread, &mut events, 0), None);
         checkpoint_thread.use_store(data.path().join("disk/one")).expect("room");
@@ -543,7 +543,7 @@ mod tests {
         let folder = data.path().join("store");
         let store = stores.get(&folder).expect("made");
         let (checkpoint_thread, mut events) =
-            CheckpointThread::start(stores, Some(store), data.path().to_owned()).expect("a thread");
+            CheckpointThread::start(stores, Ok(store), data.path().to_owned()).expect("a thread");
         assert_eq!(put(&checkpoint_thread, &mut events, 0), None);
         // A commit looks into this folder, and the index makes it as it is opened.
         std::fs::remove_dir_all(folder.join("index/blobs")).expect("it is there");
@@ -556,6 +556,18 @@ mod tests {
     }
 
     #[test]
+    fn a_store_that_could_not_be_opened_at_the_start_is_opened_later() {
+        let data = tempfile::tempdir().expect("a folder");
+        let locations = StoreLocations::new(NodeDataFolder::new(data.path().to_owned()));
+        let stores = OpenStores::new(locations);
+        let folder = data.path().join("store");
+        let (checkpoint_thread, mut events) =
+            CheckpointThread::start(stores, Err(folder), data.path().to_owned()).expect("a thread");
+        assert_eq!(put(&checkpoint_thread, &mut events, 0), None);
+        assert!(checkpoint_thread.find(&BulkKey::Piece(piece(0))).is_some());
+    }
+
+    #[test]
     fn without_its_store_a_node_keeps_nothing_and_says_so() {
         let data = tempfile::tempdir().expect("a folder");
         std::fs::write(data.path().join("file"), "in the way").expect("writable");
@@ -563,7 +575,7 @@ mod tests {
         let mut stores = OpenStores::new(locations);
         let first = stores.get(&data.path().join("store")).expect("made");
         let (checkpoint_thread, mut events) =
-            CheckpointThread::start(stores, Some(first), data.path().to_owned()).expect("a thread");
+            CheckpointThread::start(stores, Ok(first), data.path().to_owned()).expect("a thread");
         checkpoint_thread.use_store(data.path().join("file/one")).expect("room");
         let event = events.blocking_recv().expect("the thread lives");
         assert!(

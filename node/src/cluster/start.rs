@@ -142,13 +142,9 @@ async fn open_parts(node: &mut PreparedNode) -> Result<NodeParts, CommandFailure
             ));
             Ok(store)
         }
-        OpenedStore::Unavailable(error) => Err(error),
-    };
-    let store = match store {
-        Ok(store) => Some(store),
-        Err(error) => {
-            journal.warn(format!("nothing is kept here: {error}"));
-            None
+        OpenedStore::Unavailable { folder, error } => {
+            journal.warn(format!("nothing is kept here until the store is opened: {error}"));
+            Err(folder)
         }
     };
     let checkpoint_thread = CheckpointThread::start(stores, store, data);
@@ -169,16 +165,23 @@ enum OpenedStore {
         /// The folder to which the old one was moved.
         aside: PathBuf,
     },
-    /// It cannot be opened.
-    Unavailable(StoreOpenError),
+    /// It cannot be opened now.
+    Unavailable {
+        /// The folder of the store.
+        folder: PathBuf,
+        /// Why it cannot be opened.
+        error: StoreOpenError,
+    },
 }
 
 /// The store that the node used last. One in the data folder must be there; one that a job named
 /// may lie on a disk that is missing, and the node is of use without. Pieces of checkpoints lie on
-/// other nodes as well: a damaged index keeps no node from starting.
+/// other nodes as well: neither a damaged index nor an operation that failed keeps a node from
+/// starting.
 ///
 /// # Errors
-/// If it is in the data folder and cannot be opened, or it is not known where it is.
+/// If it is in the data folder and somebody has to do something until it can be opened, or it is not
+/// known where it is.
 fn open_store(
     stores: &mut OpenStores,
     folder: &NodeDataFolder,
@@ -199,7 +202,9 @@ fn open_store(
                 stores.get(&store_folder).map_err(|error| storage("the store", false, &error))?;
             Ok(OpenedStore::Replaced { store, damage, aside })
         }
-        StoreOpeningAction::GoWithout => Ok(OpenedStore::Unavailable(damage)),
+        StoreOpeningAction::GoWithout => {
+            Ok(OpenedStore::Unavailable { folder: store_folder, error: damage })
+        }
         StoreOpeningAction::Refuse if damage.opening_fault() == StoreOpeningFault::Damage => {
             let message =
                 format!("{ASIDE_MAX} damaged stores lie beside {} already", store_folder.display());

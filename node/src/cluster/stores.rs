@@ -80,8 +80,7 @@ impl StoreOpenError {
     #[must_use]
     pub fn opening_fault(&self) -> StoreOpeningFault {
         match self {
-            Self::Store { source, .. } if source.is_damage() => StoreOpeningFault::Damage,
-            Self::Store { .. } => StoreOpeningFault::Store,
+            Self::Store { source, .. } => source.into(),
             Self::Folder { .. } | Self::Gone { .. } | Self::Note { .. } | Self::TooMany => {
                 StoreOpeningFault::Place
             }

@@ -87,7 +87,7 @@ mod tests {
         let mut stores = OpenStores::new(locations);
         let store = stores.get(&folder).expect("made");
         let (checkpoint_thread, mut events) =
-            CheckpointThread::start(stores, Some(store), data.path().to_owned()).expect("a thread");
+            CheckpointThread::start(stores, Ok(store), data.path().to_owned()).expect("a thread");
         let collect = |versions: &[u64]| {
             let at = |version: &u64| CheckpointId { run: RunId(1), version: Step(*version) };
             let versions = versions.iter().map(at).collect();

@@ -27,6 +27,11 @@ pub(super) struct StoppedStore {
 }
 
 impl StoppedStore {
+    /// Of a store that could not be opened when its node was started, if there is one.
+    pub(super) const fn of(closed: Option<PathBuf>) -> Self {
+        Self { closed, tried: None }
+    }
+
     /// Opens the store in use again, if it has stopped. Returns the failure of the first attempt: a
     /// store that is damaged stays closed until the node is started again, which puts it aside.
     pub(super) fn reopen(

@@ -27,7 +27,7 @@ pub(super) enum ControllerCompletion {
     Backfilled(BackfillResult),
     /// The result of writing a piece of an upload.
     Uploaded(UploadWriteResult),
-    /// The free and total space on the store's disk, if it is known.
+    /// The space on the node's disks, as far as it is known.
     Disks(NodeDisks),
     /// The administrator's certificate could not be renewed, and why.
     AdminNotRenewed(String),

@@ -32,7 +32,7 @@ pub(super) enum WorkerCompletion {
     Certificate(Result<Vec<Vec<u8>>, String>),
     /// The cluster has no member with this node's key any more.
     NoMember,
-    /// The free and total space on the store's disk, if it is known.
+    /// The space on the node's disks, as far as it is known.
     Disks(NodeDisks),
     /// The text and weights that a job is built from.
     Job(Box<Result<FetchedJob, FetchError>>),
