@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 129] = pages![
+const PAGES: [(&str, &str); 130] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -113,6 +113,7 @@ const PAGES: [(&str, &str); 129] = pages![
     "decisions/0092-replicas-share-the-additions-of-the-tree.md",
     "decisions/0093-tutorials-are-run.md",
     "decisions/0094-a-slow-disk-deposes-no-leader.md",
+    "decisions/0095-a-node-starts-before-its-store.md",
     "deploy.md",
     "deploy/container.md",
     "deploy/kubernetes.md",
