@@ -240,7 +240,9 @@ impl Duties {
         }
         match entry {
             Entry::Members(_) | Entry::Access(AccessChange::Revoked { .. }) => {
-                self.watch.note_members(state);
+                if self.watch.note_members(state) {
+                    self.planning.unread.forgive();
+                }
                 self.changes.retain_pending(state);
             }
             Entry::Seal(_) if result.is_ok() => {
@@ -260,7 +262,7 @@ impl Duties {
             Entry::Adopt(_) | Entry::Rewind { .. } | Entry::Resume { .. } | Entry::Job(_)
                 if result.is_ok() =>
             {
-                self.watch.note_progress();
+                self.watch.note_plan();
                 self.loads.forget_failed();
                 self.planning.on_plan_changed();
             }

@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 130] = pages![
+const PAGES: [(&str, &str); 131] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -114,6 +114,7 @@ const PAGES: [(&str, &str); 130] = pages![
     "decisions/0093-tutorials-are-run.md",
     "decisions/0094-a-slow-disk-deposes-no-leader.md",
     "decisions/0095-a-node-starts-before-its-store.md",
+    "decisions/0096-a-checkpoint-waits-for-disks.md",
     "deploy.md",
     "deploy/container.md",
     "deploy/kubernetes.md",

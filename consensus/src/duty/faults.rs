@@ -88,6 +88,11 @@ impl UnreadCheckpoints {
         self.failed_plans.entry(version).or_default().insert(generation);
     }
 
+    /// A member came back, with its disk: what could not be read may be there.
+    pub(super) fn forgive(&mut self) {
+        self.failed_plans.clear();
+    }
+
     /// Checkpoints that are not to be gone back to.
     pub(super) fn bad_checkpoints(&self) -> BTreeSet<Step> {
         let failed = self.failed_plans.iter().filter(|(_, plans)| plans.len() >= PLANS_FAILED_MAX);

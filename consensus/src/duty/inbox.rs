@@ -255,8 +255,16 @@ impl Duties {
                 let reason = LossReason::OutOfMemory;
                 self.changes.note(MemberChange::Lost { holder, reason });
             }
+            // R11: whoever has the piece may be about to come back. The report is repeated meanwhile,
+            // and a member that came leads to a plan that reads again.
             (LoadFault::Source, LayerSource::Checkpoint { version, .. }) => {
-                self.planning.unread.note(*version, generation);
+                if !self.watch.have_members_changed() {
+                    if self.watch.awaits_disks() {
+                        self.loads.note_failed(holder);
+                        return Ok(());
+                    }
+                    self.planning.unread.note(*version, generation);
+                }
             }
             // R10: a layer that others hold is given up when neither they nor the worker that needs
             // it get on.

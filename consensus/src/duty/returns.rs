@@ -1,10 +1,14 @@
-//! Members that were declared lost, and may come back with the layers that they hold.
+//! Members that were declared lost, and may come back with the layers that they hold, or with the
+//! pieces of checkpoints on their disks.
 //!
 //! Silence is little evidence that a process is gone: it may stand still, or the network to it may
 //! be cut. A worker that comes back reports in its next life what it holds, as long as the run did
 //! not go back. So a sealed version is not given up for want of a layer before its holders have
 //! been silent for as long as a member without progress is waited for; and where one of several
 //! came back, the others have the time in which members count as coming together.
+//!
+//! A disk outlives its process. A checkpoint is not given up for want of a piece while a member was
+//! lost for less than that, however it was lost: whoever starts its process again starts it soon.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -59,16 +63,24 @@ struct AbsentMember {
 #[derive(Debug, Default)]
 pub(super) struct AbsentMembers {
     absent: BTreeMap<NodeId, AbsentMember>,
+    /// Lost members whose disks may come back, by when it was noted that they are lost.
+    disks: BTreeMap<NodeId, u64>,
 }
 
 impl AbsentMembers {
-    /// Members changed, or a leader was elected. `heard_at` is when a node was last heard.
+    /// Members changed, or a leader was elected. `heard_at` is when a node was last heard. Returns whether
+    /// a member is there again that was lost.
     pub(super) fn track_members(
         &mut self,
         state: &State,
         (now, progress_ticks): (u64, u32),
         heard_at: impl Fn(NodeId) -> u64,
-    ) {
+    ) -> bool {
+        let is_back = |node: &NodeId| state.members().get(node).is_some_and(Member::is_live);
+        let is_any_back = self.disks.keys().any(is_back);
+        let lost = state.members().iter().filter(|(_, member)| has_disk_elsewhere(member));
+        let since = |node: &NodeId| self.disks.get(node).copied().unwrap_or(now);
+        self.disks = lost.map(|(node, _)| (*node, since(node))).collect();
         let has_returned = self.absent.values().any(|absent| has_returned(state, *absent));
         self.absent.retain(|node, absent| {
             let member = state.members().get(node);
@@ -86,6 +98,12 @@ impl AbsentMembers {
                 self.absent.entry(*node).or_insert(absent);
             }
         }
+        is_any_back
+    }
+
+    /// Whether a member was lost for less than so many ticks that may come back with its disk.
+    pub(super) fn awaits_disks(&self, now: u64, progress_ticks: u32) -> bool {
+        self.disks.values().any(|since| now - since < u64::from(progress_ticks))
     }
 
     /// The connection to a node closed: its silence is explained.
@@ -145,6 +163,25 @@ fn awaited_until(member: &Member, (now, silent_until): (u64, u64)) -> Option<u64
         )
         | MembershipStatus::Present
         | MembershipStatus::Draining => None,
+    }
+}
+
+/// Whether a member is lost and its disk may come back with it.
+fn has_disk_elsewhere(member: &Member) -> bool {
+    match member.status {
+        MembershipStatus::Lost(
+            LossReason::Silent { .. }
+            | LossReason::Closed
+            | LossReason::OpOverdue { .. }
+            | LossReason::NoProgress { .. }
+            | LossReason::Superseded
+            | LossReason::OutOfMemory,
+        ) => true,
+        MembershipStatus::Lost(
+            LossReason::Drained | LossReason::Untrusted { .. } | LossReason::Removed,
+        )
+        | MembershipStatus::Present
+        | MembershipStatus::Draining => false,
     }
 }
 

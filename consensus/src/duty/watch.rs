@@ -40,6 +40,8 @@ pub(super) struct DutyWatch {
     in_flight: BTreeMap<u64, ProposalLane>,
     /// When something last moved: a seal, or a plan; or when a step was last held back.
     pub(super) progress_at: u64,
+    /// When a plan was last agreed on, or given up.
+    planned_at: u64,
     /// When members last changed.
     pub(super) members_changed: u64,
 }
@@ -53,7 +55,16 @@ impl DutyWatch {
         let mut absent = AbsentMembers::default();
         absent.track_members(state, (0, timing.progress_ticks), |_| 0);
         let in_flight = BTreeMap::new();
-        Self { timing, now: 0, heartbeats, absent, in_flight, progress_at: 0, members_changed: 0 }
+        Self {
+            timing,
+            now: 0,
+            heartbeats,
+            absent,
+            in_flight,
+            progress_at: 0,
+            planned_at: 0,
+            members_changed: 0,
+        }
     }
 
     /// A worker sent a heartbeat.
@@ -80,13 +91,30 @@ impl DutyWatch {
         self.progress_at = self.now;
     }
 
-    /// Members changed.
-    pub(super) fn note_members(&mut self, state: &State) {
+    /// A plan was agreed on, or given up.
+    pub(super) fn note_plan(&mut self) {
+        self.planned_at = self.now;
+        self.note_progress();
+    }
+
+    /// Members changed. Returns whether one is there again that was lost.
+    pub(super) fn note_members(&mut self, state: &State) -> bool {
         self.members_changed = self.now;
         let heartbeats = &self.heartbeats;
         let times = (self.now, self.timing.progress_ticks);
-        self.absent.track_members(state, times, |node| heartbeats.heard_at(node));
+        let is_any_back = self.absent.track_members(state, times, |node| heartbeats.heard_at(node));
         self.heartbeats.track_members(state, self.now);
+        is_any_back
+    }
+
+    /// Whether a lost member may soon come back with pieces of checkpoints on its disk.
+    pub(super) fn awaits_disks(&self) -> bool {
+        self.absent.awaits_disks(self.now, self.timing.progress_ticks)
+    }
+
+    /// Whether members changed since the plan in force was agreed on.
+    pub(super) fn have_members_changed(&self) -> bool {
+        self.members_changed > self.planned_at
     }
 
     /// An entry was proposed and got this index.

@@ -349,14 +349,16 @@ fn status_says_why_there_is_no_plan() {
 /// who did not write.
 #[test]
 fn a_leader_whose_entries_nobody_writes_names_the_disks() {
+    /// Five seconds of ticks.
+    const UNWRITTEN_TICKS: u32 = 500;
     let mut core = leader(&FixtureLog::empty().state);
     core.execute_command(made(1)).expect("it is accepted");
     let tick = |core: &mut Core| core.handle(Input::Tick).expect("a tick");
     let behind = vec![core.status().node];
-    (0..500).for_each(|_| tick(&mut core));
+    (1..UNWRITTEN_TICKS).for_each(|_| tick(&mut core));
     assert_eq!(core.training_status(), TrainingStatus::NoJob, "slow disks are waited for");
     tick(&mut core);
-    let expected = TrainingStatus::NotAgreed { ticks: 500, behind };
+    let expected = TrainingStatus::NotAgreed { ticks: UNWRITTEN_TICKS, behind };
     assert_eq!(core.training_status(), expected);
     persist(&mut core);
     tick(&mut core);

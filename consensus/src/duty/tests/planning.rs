@@ -124,6 +124,47 @@ fn a_layer_that_is_lost_takes_the_run_back_before_it_goes_on() {
     assert!(plan.sources.iter().all(is_saved), "memory is not believed after a rewind");
 }
 
+/// A leader in whose time nobody was lost for so long that nobody is waited for (R11).
+fn long_behind_the_loss(log: FixtureLog) -> DutiesHarness {
+    let mut harness = DutiesHarness::new(log);
+    harness.tick(TIMING.progress_ticks, &[2]);
+    harness
+}
+
+/// R11: three workers were killed at once, with every copy of a piece on their disks. Their processes
+/// were back within a second, and until then the run had gone back through all its checkpoints.
+#[test]
+fn r11_a_checkpoint_is_not_given_up_while_who_keeps_it_may_come_back() {
+    let mut log = FixtureLog::running(long(), &[1]);
+    for version in [4, 8] {
+        log.keep(4);
+        log.checkpoint(version, 1);
+    }
+    log.lose(1);
+    log.join(2);
+    let mut harness = DutiesHarness::new(log);
+    adopted(&find_sources(&mut harness, &[2]));
+    for _ in 0..TIMING.progress_ticks - 1 {
+        fail_to_load(&mut harness, 8);
+        assert_eq!((harness.need(), harness.act()), (None, Vec::new()), "it is waited for");
+        harness.tick(1, &[2]);
+    }
+    // It is back: the same checkpoint is read again, as often as others come back.
+    harness.agree(Entry::Members(vec![admit(1, 2)]));
+    fail_to_load(&mut harness, 8);
+    let layer = LayerId(0);
+    assert_eq!(harness.need(), Some(PlanNeed::Now(PlanReason::LoadFailed { layer })));
+    assert_eq!(adopted(&find_sources(&mut harness, &[2, 1])).from_step, Step(8));
+    // Nobody is away any more: what cannot be read now is given up.
+    fail_to_load(&mut harness, 8);
+    for _ in 1..PLANS_FAILED_MAX {
+        adopted(&find_sources(&mut harness, &[2, 1]));
+        fail_to_load(&mut harness, 8);
+    }
+    let proposed = find_sources(&mut harness, &[2, 1]);
+    assert!(matches!(proposed[..], [Entry::Rewind { to: Step(4), .. }]), "{proposed:?}");
+}
+
 /// These nodes hold nothing, and a plan is found.
 fn find_sources(harness: &mut DutiesHarness, nodes: &[u64]) -> Vec<Entry> {
     harness.act();
@@ -164,7 +205,7 @@ fn a_run_with_nowhere_to_go_back_to_is_held() {
     assert_eq!(log.state.history().base(), Step(8));
     log.lose(1);
     log.join(2);
-    let mut harness = DutiesHarness::new(log);
+    let mut harness = long_behind_the_loss(log);
     fail_to_load_often(&mut harness, 12);
     let proposed = find_sources(&mut harness, &[2]);
     assert!(matches!(proposed[..], [Entry::Rewind { to: Step(8), .. }]), "{proposed:?}");
@@ -184,7 +225,7 @@ fn a_checkpoint_that_was_read_is_believed_again() {
     log.checkpoint(4, 1);
     log.lose(1);
     log.join(2);
-    let mut harness = DutiesHarness::new(log);
+    let mut harness = long_behind_the_loss(log);
     for _ in 1..PLANS_FAILED_MAX {
         adopted(&find_sources(&mut harness, &[2]));
         fail_to_load(&mut harness, 4);
@@ -194,6 +235,7 @@ fn a_checkpoint_that_was_read_is_believed_again() {
     harness.duties.handle_ready(&harness.log.state, ready).expect("it is awaited");
     harness.act();
     harness.agree(Entry::Members(vec![lost(harness.log.holder(2)), admit(3, 1)]));
+    harness.tick(TIMING.progress_ticks, &[3]);
     adopted(&find_sources(&mut harness, &[3]));
     let (state, holder) = (&harness.log.state, harness.log.holder(3));
     let (generation, fault) = (state.generation(), (LayerId(0), LoadFault::Source));
@@ -211,7 +253,7 @@ fn a_checkpoint_that_is_made_again_is_believed_again() {
     }
     log.lose(1);
     log.join(2);
-    let mut harness = DutiesHarness::new(log);
+    let mut harness = long_behind_the_loss(log);
     fail_to_load_often(&mut harness, 8);
     let proposed = find_sources(&mut harness, &[2]);
     assert!(matches!(proposed[..], [Entry::Rewind { to: Step(4), .. }]), "{proposed:?}");
