@@ -76,27 +76,46 @@ impl PlanFaults {
     }
 }
 
+/// The plans that could not read a checkpoint.
+#[derive(Debug)]
+struct FailedReads {
+    /// The tick at which a piece was first not to be had.
+    since: u64,
+    /// Plans that count against the checkpoint.
+    plans: BTreeSet<Generation>,
+}
+
 /// Checkpoints that could not be read, and in which plans.
 #[derive(Debug, Default)]
 pub(super) struct UnreadCheckpoints {
-    failed_plans: BTreeMap<Step, BTreeSet<Generation>>,
+    failed: BTreeMap<Step, FailedReads>,
 }
 
 impl UnreadCheckpoints {
-    /// A plan could not load a layer from the checkpoint of this version.
-    pub(super) fn note(&mut self, version: Step, generation: Generation) {
-        self.failed_plans.entry(version).or_default().insert(generation);
+    /// A piece of the checkpoint of this version is not to be had. Returns for how many ticks that has
+    /// been so.
+    pub(super) fn note_missed(&mut self, version: Step, now: u64) -> u64 {
+        let missed = FailedReads { since: now, plans: BTreeSet::new() };
+        now - self.failed.entry(version).or_insert(missed).since
+    }
+
+    /// A plan could not load a layer from the checkpoint of this version, which counts against it.
+    pub(super) fn note_failed(&mut self, version: Step, generation: Generation) {
+        if let Some(failed) = self.failed.get_mut(&version) {
+            failed.plans.insert(generation);
+        }
     }
 
     /// A member came back, with its disk: what could not be read may be there.
     pub(super) fn forgive(&mut self) {
-        self.failed_plans.clear();
+        self.failed.values_mut().for_each(|failed| failed.plans.clear());
     }
 
     /// Checkpoints that are not to be gone back to.
     pub(super) fn bad_checkpoints(&self) -> BTreeSet<Step> {
-        let failed = self.failed_plans.iter().filter(|(_, plans)| plans.len() >= PLANS_FAILED_MAX);
-        failed.map(|(version, _)| *version).collect()
+        let is_bad = |failed: &FailedReads| failed.plans.len() >= PLANS_FAILED_MAX;
+        let bad = self.failed.iter().filter(|(_, failed)| is_bad(failed));
+        bad.map(|(version, _)| *version).collect()
     }
 
     /// A checkpoint that was read, or is written anew, can be read; and the operator who orders the
@@ -104,17 +123,17 @@ impl UnreadCheckpoints {
     pub(super) fn on_applied(&mut self, state: &State, entry: &Entry) {
         match entry {
             Entry::Checkpoint { version } => {
-                self.failed_plans.remove(version);
+                self.failed.remove(version);
             }
             Entry::Resume { .. } => {
                 let plan = state.plan().map(|plan| plan.record.clone());
-                self.failed_plans.retain(|version, _| {
+                self.failed.retain(|version, _| {
                     let is_it = |source: &LayerSource| source.is_checkpoint(*version);
                     !plan.iter().any(|plan| plan.sources.iter().any(is_it))
                 });
             }
             // Versions of another run are other checkpoints.
-            Entry::Job(JobChange::Continue | JobChange::Start(_)) => self.failed_plans.clear(),
+            Entry::Job(JobChange::Continue | JobChange::Start(_)) => self.failed.clear(),
             Entry::Members(_)
             | Entry::Adopt(_)
             | Entry::Ready(_)

@@ -258,12 +258,13 @@ impl Duties {
             // R11: whoever has the piece may be about to come back. The report is repeated meanwhile,
             // and a member that came leads to a plan that reads again.
             (LoadFault::Source, LayerSource::Checkpoint { version, .. }) => {
+                let missed_ticks = self.planning.unread.note_missed(*version, self.watch.now);
                 if !self.watch.have_members_changed() {
-                    if self.watch.awaits_disks() {
+                    if self.watch.awaits_disks(missed_ticks) {
                         self.loads.note_failed(holder);
                         return Ok(());
                     }
-                    self.planning.unread.note(*version, generation);
+                    self.planning.unread.note_failed(*version, generation);
                 }
             }
             // R10: a layer that others hold is given up when neither they nor the worker that needs

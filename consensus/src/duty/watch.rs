@@ -107,9 +107,12 @@ impl DutyWatch {
         is_any_back
     }
 
-    /// Whether a lost member may soon come back with pieces of checkpoints on its disk.
-    pub(super) fn awaits_disks(&self) -> bool {
-        self.absent.awaits_disks(self.now, self.timing.progress_ticks)
+    /// Whether a lost member may soon come back with a piece that has been missed for so many ticks. Where
+    /// members are lost again and again it is not waited for without end.
+    pub(super) fn awaits_disks(&self, missed_ticks: u64) -> bool {
+        let progress_ticks = self.timing.progress_ticks;
+        missed_ticks < u64::from(progress_ticks)
+            && self.absent.awaits_disks(self.now, progress_ticks)
     }
 
     /// Whether members changed since the plan in force was agreed on.

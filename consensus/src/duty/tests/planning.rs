@@ -165,6 +165,36 @@ fn r11_a_checkpoint_is_not_given_up_while_who_keeps_it_may_come_back() {
     assert!(matches!(proposed[..], [Entry::Rewind { to: Step(4), .. }]), "{proposed:?}");
 }
 
+/// R11: in a fleet that loses somebody every few seconds, too, what nobody has is given up.
+#[test]
+fn r11_a_piece_is_waited_for_with_an_end_however_often_members_are_lost() {
+    const ROUNDS_MAX: u64 = 20;
+    let mut log = FixtureLog::running(long(), &[1]);
+    for version in [4, 8] {
+        log.keep(4);
+        log.checkpoint(version, 1);
+    }
+    log.lose(1);
+    log.join(2);
+    let mut harness = DutiesHarness::new(log);
+    let mut rewinds = (0..ROUNDS_MAX).filter(|round| {
+        let proposed = find_sources(&mut harness, &[2]);
+        if let [Entry::Rewind { to, .. }] = proposed[..] {
+            assert_eq!(to, Step(4));
+            return true;
+        }
+        adopted(&proposed);
+        harness.tick(TIMING.progress_ticks / 4, &[2]);
+        fail_to_load(&mut harness, 8);
+        let node = 10 + round;
+        harness.agree(Entry::Members(vec![admit(node, 1)]));
+        harness.agree(Entry::Members(vec![lost(harness.log.holder(node))]));
+        fail_to_load(&mut harness, 8);
+        false
+    });
+    assert!(rewinds.next().is_some_and(|round| round > PLANS_FAILED_MAX as u64));
+}
+
 /// These nodes hold nothing, and a plan is found.
 fn find_sources(harness: &mut DutiesHarness, nodes: &[u64]) -> Vec<Entry> {
     harness.act();
