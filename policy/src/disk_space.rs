@@ -5,8 +5,10 @@
 //! unless that has a disk of its own. So pieces leave a part of their disk free, and the other disk
 //! is low without such a part: a full store costs a checkpoint, a full log a voter.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
-use zbelastic_types::Bytes;
+use zbelastic_types::{Bytes, NodeId};
 
 /// The part of a disk that pieces leave free: one of so many. As much as ext4 keeps for its owner.
 const RESERVE_PARTS: u64 = 20;
@@ -132,6 +134,52 @@ impl DiskSpaceWatch {
         found.check(checkpoint, true).ok()?;
         self.low = None;
         Some(DiskSpaceChange::Ample)
+    }
+}
+
+/// A member's disk became low, or is not any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemberDiskChange {
+    /// It is low, which an operator is warned of.
+    Low {
+        /// The member.
+        node: NodeId,
+        /// Bytes of the disk.
+        total: Bytes,
+        /// What it lacks.
+        shortage: DiskSpaceShortage,
+    },
+    /// It was low, and has free space again.
+    Ample {
+        /// The member.
+        node: NodeId,
+        /// Bytes that are free.
+        free: Bytes,
+    },
+}
+
+impl fmt::Display for MemberDiskChange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Low {
+                node,
+                total,
+                shortage: DiskSpaceShortage { wanted: Bytes(0), free, reserve },
+            } => write!(
+                f,
+                "the disk of node {node} is low: {free} of {total} are free, below the {reserve} that its log and \
+                 events are left: free space there"
+            ),
+            Self::Low { node, total, shortage: DiskSpaceShortage { wanted, free, .. } } => write!(
+                f,
+                "the disk of node {node} is low: {free} of {total} are free, a checkpoint takes up to {wanted}; \
+                 pieces that do not fit are kept by other nodes: free space there, or keep fewer checkpoints \
+                 (checkpoint.keep_last, runs remove)"
+            ),
+            Self::Ample { node, free } => {
+                write!(f, "the disk of node {node} has free space again: {free}")
+            }
+        }
     }
 }
 

@@ -16,3 +16,4 @@ mod reroute;
 mod restore;
 mod sealing;
 mod seats;
+mod unread;

@@ -1,12 +1,13 @@
 //! Space on the disks of all members: this node's own, and the reports of others about theirs.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 use zbelastic_types::{Bytes, NodeId};
 
 use super::ports::{ControllerCompletion, ControllerTasks};
-use crate::cluster::disk_space::{DiskSpace, DiskSpaceShortage, DiskSpaceWatch, NodeDisks};
+use crate::cluster::disk_space::{
+    DiskSpace, DiskSpaceShortage, DiskSpaceWatch, MemberDiskChange, NodeDisks,
+};
 use zbelastic_api::{DiskStatus, ScrubPassStatus, ScrubStatus};
 use zbelastic_policy::scrub::{ScrubProgress, ScrubReport};
 
@@ -84,40 +85,6 @@ impl MemberDisks {
             }
             None if was_low => Some(MemberDiskChange::Ample { node, free: space.free }),
             Some(_) | None => None,
-        }
-    }
-}
-
-/// A member's disk became low, or is not any more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum MemberDiskChange {
-    /// It is low, which an operator is warned of.
-    Low { node: NodeId, total: Bytes, shortage: DiskSpaceShortage },
-    /// It was low, and has free space again.
-    Ample { node: NodeId, free: Bytes },
-}
-
-impl fmt::Display for MemberDiskChange {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Low {
-                node,
-                total,
-                shortage: DiskSpaceShortage { wanted: Bytes(0), free, reserve },
-            } => write!(
-                f,
-                "the disk of node {node} is low: {free} of {total} are free, below the {reserve} that its log and \
-                 events are left: free space there"
-            ),
-            Self::Low { node, total, shortage: DiskSpaceShortage { wanted, free, .. } } => write!(
-                f,
-                "the disk of node {node} is low: {free} of {total} are free, a checkpoint takes up to {wanted}; \
-                 pieces that do not fit are kept by other nodes: free space there, or keep fewer checkpoints \
-                 (checkpoint.keep_last, runs remove)"
-            ),
-            Self::Ample { node, free } => {
-                write!(f, "the disk of node {node} has free space again: {free}")
-            }
         }
     }
 }

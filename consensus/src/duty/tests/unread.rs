@@ -1,0 +1,177 @@
+//! Checkpoints that could not be read, and when they are given up.
+
+use zbelastic_types::{LayerId, Step};
+
+use crate::duty::{PLANS_FAILED_MAX, PlanNeed};
+use crate::entry::Entry;
+use crate::fixture::{FixtureLog, admit, lost};
+use crate::job::{HaltReason, JobChange};
+use crate::message::LoadFault;
+use crate::plan::{LayerSource, PlanReason};
+
+use super::harness::{DutiesHarness, TIMING};
+use super::planning::{adopted, find_sources, long};
+
+/// A leader in whose time nobody was lost for so long that nobody is waited for (R11).
+fn long_behind_the_loss(log: FixtureLog) -> DutiesHarness {
+    let mut harness = DutiesHarness::new(log);
+    harness.tick(TIMING.progress_ticks, &[2]);
+    harness
+}
+
+/// R11: three workers were killed at once, with every copy of a piece on their disks. Their processes
+/// were back within a second, and until then the run had gone back through all its checkpoints.
+#[test]
+fn r11_a_checkpoint_is_not_given_up_while_who_keeps_it_may_come_back() {
+    let mut log = FixtureLog::running(long(), &[1]);
+    for version in [4, 8] {
+        log.keep(4);
+        log.checkpoint(version, 1);
+    }
+    log.lose(1);
+    log.join(2);
+    let mut harness = DutiesHarness::new(log);
+    adopted(&find_sources(&mut harness, &[2]));
+    for _ in 0..TIMING.progress_ticks - 1 {
+        fail_to_load(&mut harness, 8);
+        assert_eq!((harness.need(), harness.act()), (None, Vec::new()), "it is waited for");
+        harness.tick(1, &[2]);
+    }
+    // It is back: the same checkpoint is read again, as often as others come back.
+    harness.agree(Entry::Members(vec![admit(1, 2)]));
+    fail_to_load(&mut harness, 8);
+    let layer = LayerId(0);
+    assert_eq!(harness.need(), Some(PlanNeed::Now(PlanReason::LoadFailed { layer })));
+    assert_eq!(adopted(&find_sources(&mut harness, &[2, 1])).from_step, Step(8));
+    // Nobody is away any more: what cannot be read now is given up.
+    fail_to_load(&mut harness, 8);
+    for _ in 1..PLANS_FAILED_MAX {
+        adopted(&find_sources(&mut harness, &[2, 1]));
+        fail_to_load(&mut harness, 8);
+    }
+    let proposed = find_sources(&mut harness, &[2, 1]);
+    assert!(matches!(proposed[..], [Entry::Rewind { to: Step(4), .. }]), "{proposed:?}");
+}
+
+/// R11: in a fleet that loses somebody every few seconds, too, what nobody has is given up.
+#[test]
+fn r11_a_piece_is_waited_for_with_an_end_however_often_members_are_lost() {
+    const ROUNDS_MAX: u64 = 20;
+    let mut log = FixtureLog::running(long(), &[1]);
+    for version in [4, 8] {
+        log.keep(4);
+        log.checkpoint(version, 1);
+    }
+    log.lose(1);
+    log.join(2);
+    let mut harness = DutiesHarness::new(log);
+    let mut rewinds = (0..ROUNDS_MAX).filter(|round| {
+        let proposed = find_sources(&mut harness, &[2]);
+        if let [Entry::Rewind { to, .. }] = proposed[..] {
+            assert_eq!(to, Step(4));
+            return true;
+        }
+        adopted(&proposed);
+        harness.tick(TIMING.progress_ticks / 4, &[2]);
+        fail_to_load(&mut harness, 8);
+        let node = 10 + round;
+        harness.agree(Entry::Members(vec![admit(node, 1)]));
+        harness.agree(Entry::Members(vec![lost(harness.log.holder(node))]));
+        fail_to_load(&mut harness, 8);
+        false
+    });
+    assert!(rewinds.next().is_some_and(|round| round > PLANS_FAILED_MAX as u64));
+}
+
+fn fail_to_load(harness: &mut DutiesHarness, version: u64) {
+    let is_it = |source: &LayerSource| source.is_checkpoint(Step(version));
+    assert!(harness.plan().sources.iter().all(is_it), "{:?}", harness.plan().sources);
+    let (state, holder) = (&harness.log.state, harness.log.holder(2));
+    let failed = harness.duties.handle_load_failed(
+        state,
+        holder,
+        state.generation(),
+        (LayerId(0), LoadFault::Source),
+    );
+    failed.expect("it loads");
+}
+
+/// So often that another checkpoint is gone back to.
+fn fail_to_load_often(harness: &mut DutiesHarness, version: u64) {
+    for _ in 0..PLANS_FAILED_MAX {
+        adopted(&find_sources(harness, &[2]));
+        fail_to_load(harness, version);
+    }
+}
+
+/// A checkpoint that could not be read is not tried again; when the last is gone, so is the run.
+#[test]
+fn a_run_with_nowhere_to_go_back_to_is_held() {
+    let mut log = FixtureLog::running(long(), &[1]);
+    for version in [4, 8, 12] {
+        log.keep(4);
+        log.checkpoint(version, 1);
+    }
+    assert_eq!(log.state.history().base(), Step(8));
+    log.lose(1);
+    log.join(2);
+    let mut harness = long_behind_the_loss(log);
+    fail_to_load_often(&mut harness, 12);
+    let proposed = find_sources(&mut harness, &[2]);
+    assert!(matches!(proposed[..], [Entry::Rewind { to: Step(8), .. }]), "{proposed:?}");
+    fail_to_load_often(&mut harness, 8);
+    let halt = Entry::Job(JobChange::Halt(HaltReason::NothingToRestore));
+    assert_eq!(find_sources(&mut harness, &[2]), [halt]);
+    harness.agree(Entry::Job(JobChange::Continue));
+    let plan = adopted(&find_sources(&mut harness, &[2]));
+    assert_eq!(plan.from_step, Step(8), "whoever has it go on may have repaired it");
+}
+
+/// Reads fail now and then: what could be read since is not held against a checkpoint.
+#[test]
+fn a_checkpoint_that_was_read_is_believed_again() {
+    let mut log = FixtureLog::running(long(), &[1]);
+    log.keep(4);
+    log.checkpoint(4, 1);
+    log.lose(1);
+    log.join(2);
+    let mut harness = long_behind_the_loss(log);
+    for _ in 1..PLANS_FAILED_MAX {
+        adopted(&find_sources(&mut harness, &[2]));
+        fail_to_load(&mut harness, 4);
+    }
+    adopted(&find_sources(&mut harness, &[2]));
+    let ready = harness.log.ready(0);
+    harness.duties.handle_ready(&harness.log.state, ready).expect("it is awaited");
+    harness.act();
+    harness.agree(Entry::Members(vec![lost(harness.log.holder(2)), admit(3, 1)]));
+    harness.tick(TIMING.progress_ticks, &[3]);
+    adopted(&find_sources(&mut harness, &[3]));
+    let (state, holder) = (&harness.log.state, harness.log.holder(3));
+    let (generation, fault) = (state.generation(), (LayerId(0), LoadFault::Source));
+    harness.duties.handle_load_failed(state, holder, generation, fault).expect("it loads");
+    assert_eq!(adopted(&find_sources(&mut harness, &[3])).from_step, Step(4));
+}
+
+/// A checkpoint that was written anew is another one.
+#[test]
+fn a_checkpoint_that_is_made_again_is_believed_again() {
+    let mut log = FixtureLog::running(long(), &[1]);
+    for version in [4, 8] {
+        log.keep(4);
+        log.checkpoint(version, 1);
+    }
+    log.lose(1);
+    log.join(2);
+    let mut harness = long_behind_the_loss(log);
+    fail_to_load_often(&mut harness, 8);
+    let proposed = find_sources(&mut harness, &[2]);
+    assert!(matches!(proposed[..], [Entry::Rewind { to: Step(4), .. }]), "{proposed:?}");
+    adopted(&find_sources(&mut harness, &[2]));
+    harness.log.load();
+    harness.log.keep(4);
+    harness.log.save(8, 2);
+    harness.agree(Entry::Checkpoint { version: Step(8) });
+    harness.agree(Entry::Members(vec![lost(harness.log.holder(2)), crate::fixture::admit(3, 1)]));
+    assert_eq!(adopted(&find_sources(&mut harness, &[3])).from_step, Step(8));
+}
