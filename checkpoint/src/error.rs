@@ -296,12 +296,11 @@ impl CheckpointStoreError {
         if let Self::Index { fault, .. } = self { fault.is_damage() } else { false }
     }
 
-    /// Whether an operation on the disk failed that may work another time.
-    #[must_use]
-    pub fn is_passing(&self) -> bool {
+    /// The system's error with which an operation on a file or the index failed, if one did.
+    fn io_error(&self) -> Option<&io::Error> {
         match self {
-            Self::File(fault) => is_passing(&fault.source),
-            Self::Index { fault: DatabaseFault::Io(error), .. } => is_passing(error),
+            Self::File(fault) => Some(&fault.source),
+            Self::Index { fault: DatabaseFault::Io(error), .. } => Some(error),
             Self::Index { .. }
             | Self::Stopped { .. }
             | Self::NoPiece { .. }
@@ -312,8 +311,14 @@ impl CheckpointStoreError {
             | Self::ChunkLength { .. }
             | Self::Source { .. }
             | Self::BadRecord { .. }
-            | Self::BadManifest(_) => false,
+            | Self::BadManifest(_) => None,
         }
+    }
+
+    /// Whether an operation on the disk failed that may work another time.
+    #[must_use]
+    pub fn is_passing(&self) -> bool {
+        self.io_error().is_some_and(is_passing)
     }
 
     /// Whether the disk or the user's share of it is full. If it was a chunk that did not fit, the
@@ -321,19 +326,6 @@ impl CheckpointStoreError {
     /// to be opened again when there is space.
     #[must_use]
     pub fn is_full(&self) -> bool {
-        match self {
-            Self::File(fault) => fault.is_full(),
-            Self::Index { fault, .. } => fault.is_full(),
-            Self::Stopped { .. }
-            | Self::NoPiece { .. }
-            | Self::Damaged { .. }
-            | Self::NoChunk { .. }
-            | Self::DamagedChunk { .. }
-            | Self::WrongChunk { .. }
-            | Self::ChunkLength { .. }
-            | Self::Source { .. }
-            | Self::BadRecord { .. }
-            | Self::BadManifest(_) => false,
-        }
+        self.io_error().is_some_and(is_full)
     }
 }

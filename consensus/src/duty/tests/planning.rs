@@ -124,6 +124,18 @@ fn a_layer_that_is_lost_takes_the_run_back_before_it_goes_on() {
     assert!(plan.sources.iter().all(is_saved), "memory is not believed after a rewind");
 }
 
+/// Worker 1 has written these checkpoints and is lost; worker 2, which holds nothing, has come.
+pub(super) fn log_of_a_replaced_worker(checkpoints: &[u64]) -> FixtureLog {
+    let mut log = FixtureLog::running(long(), &[1]);
+    for version in checkpoints {
+        log.keep(4);
+        log.checkpoint(*version, 1);
+    }
+    log.lose(1);
+    log.join(2);
+    log
+}
+
 /// These nodes hold nothing, and a plan is found.
 pub(super) fn find_sources(harness: &mut DutiesHarness, nodes: &[u64]) -> Vec<Entry> {
     harness.act();
@@ -134,11 +146,7 @@ pub(super) fn find_sources(harness: &mut DutiesHarness, nodes: &[u64]) -> Vec<En
 
 #[test]
 fn who_lacks_the_memory_for_its_stage_is_done_without_and_no_checkpoint_is_blamed() {
-    let mut log = FixtureLog::running(long(), &[1]);
-    log.keep(4);
-    log.checkpoint(4, 1);
-    log.lose(1);
-    log.join(2);
+    let mut log = log_of_a_replaced_worker(&[4]);
     log.join(3);
     let mut harness = DutiesHarness::new(log);
     adopted(&find_sources(&mut harness, &[2, 3]));

@@ -4,17 +4,17 @@ use zbelastic_types::{LayerId, Step};
 
 use crate::duty::{PLANS_FAILED_MAX, PlanNeed};
 use crate::entry::Entry;
-use crate::fixture::{FixtureLog, admit, lost};
+use crate::fixture::{admit, lost};
 use crate::job::{HaltReason, JobChange};
 use crate::message::LoadFault;
 use crate::plan::{LayerSource, PlanReason};
 
 use super::harness::{DutiesHarness, TIMING};
-use super::planning::{adopted, find_sources, long};
+use super::planning::{adopted, find_sources, log_of_a_replaced_worker};
 
 /// A leader in whose time nobody was lost for so long that nobody is waited for (R11).
-fn long_behind_the_loss(log: FixtureLog) -> DutiesHarness {
-    let mut harness = DutiesHarness::new(log);
+fn long_behind_the_loss(checkpoints: &[u64]) -> DutiesHarness {
+    let mut harness = DutiesHarness::new(log_of_a_replaced_worker(checkpoints));
     harness.tick(TIMING.progress_ticks, &[2]);
     harness
 }
@@ -23,14 +23,7 @@ fn long_behind_the_loss(log: FixtureLog) -> DutiesHarness {
 /// were back within a second, and until then the run had gone back through all its checkpoints.
 #[test]
 fn r11_a_checkpoint_is_not_given_up_while_who_keeps_it_may_come_back() {
-    let mut log = FixtureLog::running(long(), &[1]);
-    for version in [4, 8] {
-        log.keep(4);
-        log.checkpoint(version, 1);
-    }
-    log.lose(1);
-    log.join(2);
-    let mut harness = DutiesHarness::new(log);
+    let mut harness = DutiesHarness::new(log_of_a_replaced_worker(&[4, 8]));
     adopted(&find_sources(&mut harness, &[2]));
     for _ in 0..TIMING.progress_ticks - 1 {
         fail_to_load(&mut harness, 8);
@@ -57,14 +50,7 @@ fn r11_a_checkpoint_is_not_given_up_while_who_keeps_it_may_come_back() {
 #[test]
 fn r11_a_piece_is_waited_for_with_an_end_however_often_members_are_lost() {
     const ROUNDS_MAX: u64 = 20;
-    let mut log = FixtureLog::running(long(), &[1]);
-    for version in [4, 8] {
-        log.keep(4);
-        log.checkpoint(version, 1);
-    }
-    log.lose(1);
-    log.join(2);
-    let mut harness = DutiesHarness::new(log);
+    let mut harness = DutiesHarness::new(log_of_a_replaced_worker(&[4, 8]));
     let mut rewinds = (0..ROUNDS_MAX).filter(|round| {
         let proposed = find_sources(&mut harness, &[2]);
         if let [Entry::Rewind { to, .. }] = proposed[..] {
@@ -84,9 +70,13 @@ fn r11_a_piece_is_waited_for_with_an_end_however_often_members_are_lost() {
 }
 
 fn fail_to_load(harness: &mut DutiesHarness, version: u64) {
+    fail_to_load_at(harness, 2, version);
+}
+
+fn fail_to_load_at(harness: &mut DutiesHarness, node: u64, version: u64) {
     let is_it = |source: &LayerSource| source.is_checkpoint(Step(version));
     assert!(harness.plan().sources.iter().all(is_it), "{:?}", harness.plan().sources);
-    let (state, holder) = (&harness.log.state, harness.log.holder(2));
+    let (state, holder) = (&harness.log.state, harness.log.holder(node));
     let failed = harness.duties.handle_load_failed(
         state,
         holder,
@@ -107,15 +97,8 @@ fn fail_to_load_often(harness: &mut DutiesHarness, version: u64) {
 /// A checkpoint that could not be read is not tried again; when the last is gone, so is the run.
 #[test]
 fn a_run_with_nowhere_to_go_back_to_is_held() {
-    let mut log = FixtureLog::running(long(), &[1]);
-    for version in [4, 8, 12] {
-        log.keep(4);
-        log.checkpoint(version, 1);
-    }
-    assert_eq!(log.state.history().base(), Step(8));
-    log.lose(1);
-    log.join(2);
-    let mut harness = long_behind_the_loss(log);
+    let mut harness = long_behind_the_loss(&[4, 8, 12]);
+    assert_eq!(harness.log.state.history().base(), Step(8));
     fail_to_load_often(&mut harness, 12);
     let proposed = find_sources(&mut harness, &[2]);
     assert!(matches!(proposed[..], [Entry::Rewind { to: Step(8), .. }]), "{proposed:?}");
@@ -130,12 +113,7 @@ fn a_run_with_nowhere_to_go_back_to_is_held() {
 /// Reads fail now and then: what could be read since is not held against a checkpoint.
 #[test]
 fn a_checkpoint_that_was_read_is_believed_again() {
-    let mut log = FixtureLog::running(long(), &[1]);
-    log.keep(4);
-    log.checkpoint(4, 1);
-    log.lose(1);
-    log.join(2);
-    let mut harness = long_behind_the_loss(log);
+    let mut harness = long_behind_the_loss(&[4]);
     for _ in 1..PLANS_FAILED_MAX {
         adopted(&find_sources(&mut harness, &[2]));
         fail_to_load(&mut harness, 4);
@@ -147,23 +125,14 @@ fn a_checkpoint_that_was_read_is_believed_again() {
     harness.agree(Entry::Members(vec![lost(harness.log.holder(2)), admit(3, 1)]));
     harness.tick(TIMING.progress_ticks, &[3]);
     adopted(&find_sources(&mut harness, &[3]));
-    let (state, holder) = (&harness.log.state, harness.log.holder(3));
-    let (generation, fault) = (state.generation(), (LayerId(0), LoadFault::Source));
-    harness.duties.handle_load_failed(state, holder, generation, fault).expect("it loads");
+    fail_to_load_at(&mut harness, 3, 4);
     assert_eq!(adopted(&find_sources(&mut harness, &[3])).from_step, Step(4));
 }
 
 /// A checkpoint that was written anew is another one.
 #[test]
 fn a_checkpoint_that_is_made_again_is_believed_again() {
-    let mut log = FixtureLog::running(long(), &[1]);
-    for version in [4, 8] {
-        log.keep(4);
-        log.checkpoint(version, 1);
-    }
-    log.lose(1);
-    log.join(2);
-    let mut harness = long_behind_the_loss(log);
+    let mut harness = long_behind_the_loss(&[4, 8]);
     fail_to_load_often(&mut harness, 8);
     let proposed = find_sources(&mut harness, &[2]);
     assert!(matches!(proposed[..], [Entry::Rewind { to: Step(4), .. }]), "{proposed:?}");
@@ -172,6 +141,6 @@ fn a_checkpoint_that_is_made_again_is_believed_again() {
     harness.log.keep(4);
     harness.log.save(8, 2);
     harness.agree(Entry::Checkpoint { version: Step(8) });
-    harness.agree(Entry::Members(vec![lost(harness.log.holder(2)), crate::fixture::admit(3, 1)]));
+    harness.agree(Entry::Members(vec![lost(harness.log.holder(2)), admit(3, 1)]));
     assert_eq!(adopted(&find_sources(&mut harness, &[3])).from_step, Step(8));
 }
