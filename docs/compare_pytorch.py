@@ -232,8 +232,9 @@ def train(place, shape, sequence_len, kernel, steps, is_compiled):
 
 
 def models(place, args, ours):
-    shapes = [TINY] if args.tiny else MODELS[:1] if args.quick else MODELS
-    lens = [64] if args.tiny else [1024] if args.quick else [1024, 4096]
+    named = [shape for shape in MODELS if shape.name in args.model]
+    shapes = [TINY] if args.tiny else named or (MODELS[:1] if args.quick else MODELS)
+    lens = [64] if args.tiny else args.seq_len or ([1024] if args.quick else [1024, 4096])
     peak = ours.get("flop_per_s") if ours else None
     rows = []
     print(f"{'model':<10} {'len':>5} {'attention':<9} {'step ms':>9} {'tokens/s':>10} {'mfu':>6} {'ours':>10} {'ratio':>6}")
@@ -325,7 +326,9 @@ def main():
     parser.add_argument("--out", metavar="FILE", help="where to write all of it as JSON")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--steps", type=int, default=5, help="steps that count")
-    parser.add_argument("--quick", action="store_true", help="the smallest model only")
+    parser.add_argument("--quick", action="store_true", help="the smallest model with 1024 tokens only")
+    parser.add_argument("--model", nargs="*", default=[], choices=[shape.name for shape in MODELS])
+    parser.add_argument("--seq-len", nargs="*", default=[], type=int, metavar="N", help="lengths of sequences")
     parser.add_argument("--tiny", action="store_true", help="a model of no use, to try the script")
     args = parser.parse_args()
     place = Place(args.device)

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
 use zbelastic_consensus::job::STAGES_MAX;
+use zbelastic_kernels::cuda::source::Precision;
 use zbelastic_schedule::ScheduleKind;
 use zbelastic_wording::parse_duration_above_zero;
 
@@ -43,7 +44,8 @@ pub enum BenchCommand {
     #[command(after_help = "Example:\n  zbelastic bench cluster --rounds 5 run.toml")]
     Cluster(BenchClusterArgs),
     /// An NVIDIA device: whether it computes what it should, what operations and whole steps take.
-    #[command(after_help = "Example:\n  zbelastic bench gpu --out gpu.json")]
+    #[command(after_help = "Examples:\n  zbelastic bench gpu --out gpu.json\n  \
+                      zbelastic bench gpu --activations bf16 --model llama-1b --seq-len 4096")]
     Gpu(BenchGpuArgs),
 }
 
@@ -149,9 +151,18 @@ pub struct BenchGpuArgs {
     /// Which device, counted from 0.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub device: usize,
-    /// The smallest model only, a few minutes less.
+    /// Fewer steps, and where no others are named the smallest model with 1,024 tokens alone.
     #[arg(long)]
     pub quick: bool,
+    /// Types of activations, with commas [default: all].
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub activations: Vec<BenchActivations>,
+    /// Which models, with commas [default: all].
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub model: Vec<BenchGpuModel>,
+    /// Lengths of sequences, with commas [default: 1024,4096].
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=8192))]
+    pub seq_len: Vec<u32>,
     /// Write what was measured as JSON into a file too.
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
@@ -194,6 +205,70 @@ impl BenchArgs {
     #[must_use]
     pub fn configs(&self) -> &[BenchConfig] {
         if self.config.is_empty() { BenchConfig::value_variants() } else { &self.config }
+    }
+}
+
+/// A type of activations of `bench gpu`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum BenchActivations {
+    /// Floats.
+    F32,
+    /// Bfloat16, with weights in floats.
+    Bf16,
+}
+
+/// A model of `bench gpu`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum BenchGpuModel {
+    /// GPT-2 with 124 million parameters.
+    #[value(name = "gpt2-124m")]
+    Gpt2Small,
+    /// GPT-2 with 1.5 billion.
+    #[value(name = "gpt2-1.5b")]
+    Gpt2Xl,
+    /// A Llama of 1.1 billion.
+    #[value(name = "llama-1b")]
+    Llama,
+}
+
+impl BenchGpuArgs {
+    /// The types of activations that are measured.
+    #[must_use]
+    pub fn precisions(&self) -> Vec<Precision> {
+        if self.activations.is_empty() {
+            return Precision::ALL.to_vec();
+        }
+        self.activations.iter().map(|named| named.precision()).collect()
+    }
+
+    /// The models whose steps are measured.
+    #[must_use]
+    pub fn models(&self) -> &[BenchGpuModel] {
+        match self.model.as_slice() {
+            [] if self.quick => &[BenchGpuModel::Gpt2Small],
+            [] => BenchGpuModel::value_variants(),
+            named => named,
+        }
+    }
+
+    /// The lengths of their sequences, in tokens.
+    #[must_use]
+    pub fn sequence_lens(&self) -> &[u32] {
+        match self.seq_len.as_slice() {
+            [] if self.quick => &[1024],
+            [] => &[1024, 4096],
+            named => named,
+        }
+    }
+}
+
+impl BenchActivations {
+    /// The type that it names.
+    const fn precision(self) -> Precision {
+        match self {
+            Self::F32 => Precision::F32,
+            Self::Bf16 => Precision::Bf16,
+        }
     }
 }
 

@@ -12,9 +12,11 @@ use zbelastic_data::mixture::StoreMixture;
 use zbelastic_data::store::TokenStore;
 use zbelastic_data::training_data::TrainingData;
 use zbelastic_data::window::Packing;
+use zbelastic_kernels::HostThreads;
+use zbelastic_machine::core_count;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::data::{Corpus, CorpusConfig};
-use zbelastic_trainer::model::{MicrobatchShape, ModelConfig, initial_weights, model_layers};
+use zbelastic_trainer::model::{MicrobatchShape, ModelConfig, draw_weights, model_layers};
 use zbelastic_trainer::optimizer::OptimizerConfig;
 use zbelastic_trainer::plan::{
     BatchShape, Grid, Plan, PlanError, PlanRequest, ReplicaCount, model_flop_per_token,
@@ -71,7 +73,14 @@ impl BenchCase {
         let flags = keys.iter().cloned().map(ConfigFlag::Set).collect();
         let config = load(&ConfigSources { file: None, flags })?.config;
         let layers = model_layers(&config.model);
-        let weights = layers.iter().map(|spec| initial_weights(spec, config.seed)).collect();
+        // Where there are no threads for it, it takes longer.
+        let host = HostThreads::new(core_count()).unwrap_or_else(|_| HostThreads::one());
+        let weights = layers.iter().map(|spec| {
+            let mut weights = vec![0.0; spec.len()];
+            draw_weights(&host, spec, config.seed, &mut weights);
+            weights
+        });
+        let weights = weights.collect();
         Ok(Self {
             model: config.model,
             batch: config.batch,

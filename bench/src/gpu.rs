@@ -38,7 +38,7 @@ const QUICK_STEPS: u64 = 3;
 struct GpuReport {
     device: String,
     architecture: String,
-    /// Behaviours of the conformance suite, all of which hold in both types of activations.
+    /// Behaviours of the conformance suite, all of which hold in these types of activations.
     behaviours: usize,
     /// One entry for each type of activations.
     types: Vec<PrecisionReport>,
@@ -79,13 +79,14 @@ pub fn run(args: &BenchGpuArgs, out: &mut dyn Write) -> Result<(), CommandError>
     let mut printer = ProgressPrinter { out, is_json: args.json };
     printer.print_line(&format!("device {}: {}, {}", info.index, info.name, info.architecture))?;
     let mut count = 0;
-    for precision in Precision::ALL {
+    for precision in args.precisions() {
         let two = [open(args.device, precision)?, open(args.device, precision)?];
         count = conform(&two.map(CudaBackend::new), precision)?;
     }
-    printer.print_line(&format!("{count} behaviours hold, in both types of activations"))?;
+    let names: Vec<&str> = args.precisions().into_iter().map(Precision::name).collect();
+    printer.print_line(&format!("{count} behaviours hold in {}", names.join(" and ")))?;
     let mut types = Vec::new();
-    for precision in Precision::ALL {
+    for precision in args.precisions() {
         types.push(of_type(args, precision, &mut printer)?);
     }
     let device = info.name;
@@ -188,12 +189,15 @@ fn of_type(
     ))?;
     let step_count = if args.quick { QUICK_STEPS } else { STEPS };
     let mut rows = Vec::new();
-    for run in models::runs(args.quick) {
-        let devices = (0..run.workers).map(|_| open(args.device, precision));
-        let devices = devices.collect::<Result<Vec<_>, _>>()?;
-        let row = run.measure(&run.case()?, devices, (step_count, flop_per_s));
-        printer.print_line(&line_of(&row))?;
-        rows.push(row);
+    for pipelines in models::runs(args.models(), args.sequence_lens()) {
+        let case = pipelines[0].case()?;
+        for run in pipelines {
+            let devices = (0..run.workers).map(|_| open(args.device, precision));
+            let devices = devices.collect::<Result<Vec<_>, _>>()?;
+            let row = run.measure(&case, devices, (step_count, flop_per_s));
+            printer.print_line(&line_of(&row))?;
+            rows.push(row);
+        }
     }
     agree(&rows, precision)?;
     let goals = goals::goals(&operations, optimism, &rows);

@@ -10,6 +10,7 @@ use zbelastic_local::device_factory::DeviceFactory;
 use zbelastic_schedule::ScheduleKind;
 use zbelastic_wording::CommandFailure;
 
+use crate::args::BenchGpuModel;
 use crate::case::{BenchCase, pipeline};
 use crate::pipelined::{PipelineRound, round_on};
 
@@ -72,6 +73,16 @@ pub struct GpuBenchFigures {
     pub loss: f64,
 }
 
+impl BenchGpuModel {
+    const fn model(self) -> GpuBenchModel {
+        match self {
+            Self::Gpt2Small => SMALL_GPT2,
+            Self::Gpt2Xl => LARGE_GPT2,
+            Self::Llama => LLAMA,
+        }
+    }
+}
+
 /// GPT-2 with 124 million parameters (Radford et al., 2019). Its vocabulary is a multiple of 64
 /// here and in the run that is compared with it: products of other widths are slow everywhere.
 pub const SMALL_GPT2: GpuBenchModel =
@@ -119,25 +130,22 @@ const PIPELINES: [(u32, ScheduleKind, GraphMode); 8] = [
 const MICROBATCH_TOKENS: u32 = 8192;
 const MICROBATCHES: u32 = 8;
 
-/// The runs of a benchmark; few of them if it is to be quick.
-pub fn runs(is_quick: bool) -> Vec<GpuBenchRun> {
-    let models = if is_quick { &[SMALL_GPT2][..] } else { &[SMALL_GPT2, LARGE_GPT2, LLAMA] };
-    let lens = if is_quick { &[1024][..] } else { &[1024, 4096] };
-    let mut runs = Vec::new();
-    for (model, sequence_len) in
-        models.iter().flat_map(|model| lens.iter().map(move |len| (*model, *len)))
-    {
-        runs.extend(PIPELINES.map(|(workers, kind, graphs)| GpuBenchRun {
-            model,
+/// The runs of models and lengths of sequences. Runs in a row train one case.
+pub fn runs(models: &[BenchGpuModel], sequence_lens: &[u32]) -> Vec<Vec<GpuBenchRun>> {
+    let cases = models.iter().flat_map(|named| sequence_lens.iter().map(|len| (*named, *len)));
+    let pipelines = |(named, sequence_len): (BenchGpuModel, u32)| {
+        let run = |(workers, kind, graphs)| GpuBenchRun {
+            model: named.model(),
             sequence_len,
-            sequences: MICROBATCH_TOKENS / sequence_len,
+            sequences: (MICROBATCH_TOKENS / sequence_len).max(1),
             microbatch_count: MICROBATCHES,
             workers,
             kind,
             graphs,
-        }));
-    }
-    runs
+        };
+        PIPELINES.map(run).to_vec()
+    };
+    cases.map(pipelines).collect()
 }
 
 impl GpuBenchRun {
@@ -151,7 +159,7 @@ impl GpuBenchRun {
         keys.chain(own).collect()
     }
 
-    /// Its case, with weights drawn.
+    /// Its case, with weights drawn, which is that of all pipelines of its model and length.
     ///
     /// # Errors
     /// If its configuration is not legal.
@@ -206,6 +214,7 @@ pub fn disagreeing(rows: &[GpuBenchRow]) -> Option<[&GpuBenchRow; 2]> {
 
 #[cfg(test)]
 mod tests {
+    use clap::ValueEnum;
     use zbelastic_schedule::Window;
     use zbelastic_trainer::model::model_size;
     use zbelastic_trainer::plan::{Plan, PlanRequest, ReplicaCount};
@@ -215,7 +224,8 @@ mod tests {
 
     #[test]
     fn runs_are_of_models_that_exist_and_of_the_size_that_they_are_called() {
-        for run in runs(false) {
+        let lens = [1024, 4096];
+        for run in runs(BenchGpuModel::value_variants(), &lens).into_iter().flatten() {
             let flags = run.keys().into_iter().map(ConfigFlag::Set).collect();
             let config = load(&ConfigSources { file: None, flags }).expect("legal").config;
             let request = PlanRequest {
@@ -240,6 +250,5 @@ mod tests {
             };
             assert!(expected.contains(&millions), "{}: {millions} million", run.model.name);
         }
-        assert!(runs(true).len() < runs(false).len());
     }
 }
