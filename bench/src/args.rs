@@ -246,7 +246,7 @@ impl BenchGpuArgs {
     pub fn models(&self) -> &[BenchGpuModel] {
         match self.model.as_slice() {
             [] if self.quick => &[BenchGpuModel::Gpt2Small],
-            [] => BenchGpuModel::value_variants(),
+            [] => &BenchGpuModel::ALL,
             named => named,
         }
     }
@@ -260,6 +260,11 @@ impl BenchGpuArgs {
             named => named,
         }
     }
+}
+
+impl BenchGpuModel {
+    /// All models, from the smallest on.
+    pub const ALL: [Self; 3] = [Self::Gpt2Small, Self::Gpt2Xl, Self::Llama];
 }
 
 impl BenchActivations {

@@ -87,24 +87,32 @@ KERNEL swiglu_backward(const row_t *gradient, row_t *gate_up, u32 rows, u32 widt
 }
 
 // Queries and keys turned by their position; halves, not pairs (Su et al., arXiv 2104.09864). A
-// position has `head_width / 2` cosines and then as many sines. One thread takes one pair.
+// position has `head_width / 2` cosines and then as many sines. A thread takes four pairs.
 KERNEL rotate(const float *angles, row_t *qkv, u32 rows, u32 sequence_len, u32 turned_heads,
               u32 head_width, u32 row_width, float sign) {
     const u32 half = head_width / 2;
+    const u32 pieces = (half + 3) / 4;
     const u32 index = u32(thread_index());
-    const u32 row_pairs = turned_heads * half;
-    if (index >= rows * row_pairs) return;
-    const u32 row = index / row_pairs;
-    const u32 head = (index - row * row_pairs) / half;
-    const u32 pair = (index - row * row_pairs) % half;
-    const float *angle = angles + u64(row % sequence_len) * head_width;
-    const float cosine = angle[pair];
-    const float sine = sign * angle[half + pair];
+    const u32 row_pieces = turned_heads * pieces;
+    if (index >= rows * row_pieces) return;
+    const u32 row = index / row_pieces;
+    const u32 head = (index - row * row_pieces) / pieces;
+    const u32 pair = (index - row * row_pieces) % pieces * 4;
+    const u32 here = within(pair, half);
+    const float *angle = angles + u64(row % sequence_len) * head_width + pair;
+    const Four cosine = load_four(angle, here);
+    const Four sine = load_four(angle + half, here);
     row_t *low = qkv + u64(row) * row_width + u64(head) * head_width + pair;
-    const float a = to_float(low[0]);
-    const float b = to_float(low[half]);
-    low[0] = As<row_t>::from(a * cosine - b * sine);
-    low[half] = As<row_t>::from(b * cosine + a * sine);
+    Four a = load_four(low, here);
+    Four b = load_four(low + half, here);
+    for (u32 i = 0; i < 4; ++i) {
+        const float turned = sign * sine.x[i];
+        const float before = a.x[i];
+        a.x[i] = before * cosine.x[i] - b.x[i] * turned;
+        b.x[i] = b.x[i] * cosine.x[i] + before * turned;
+    }
+    store_four(low, a, here);
+    store_four(low + half, b, here);
 }
 
 KERNEL rows_from_floats(const float *from, row_t *to, u64 count) {

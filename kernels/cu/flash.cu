@@ -21,7 +21,6 @@
 #define BLOCKS_MIN 2
 // bf16s between rows in shared memory beyond a head's: rows begin in different banks.
 #define PAD 8
-#define LOG2_E 1.44269504f
 #define LN_2 0.69314718f
 #define MINUS_INFINITY __uint_as_float(0xff800000u)
 
@@ -71,12 +70,6 @@ DEVICE void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory")
 template <u32 N>
 DEVICE void wait_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
-
-DEVICE float fast_exp2(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
 }
 
 // Two floats rounded, the first in the lower half.
@@ -163,6 +156,12 @@ struct SeenKeys {
     }
 };
 
+// Whether queries from `query` on see all keys before `key_end`: a tile of such has nothing to hide.
+template <bool MASKED>
+DEVICE bool sees_all(const AttentionShape &s, u32 key_end, u32 query) {
+    return !MASKED && key_end <= s.offset() + query + 1;
+}
+
 // The first position of the tile with the first key that a block of queries sees.
 template <bool MASKED>
 DEVICE u32 first_tile(const AttentionShape &s, const Mask &mask, u32 sequence, u32 query, u32 rows) {
@@ -221,13 +220,21 @@ DEVICE void forward(const AttentionShape &s, const Slices &slices, const Mask &m
             }
         }
         float new_max[2] = {max[0], max[1]};
+        if (!sees_all<MASKED>(s, first + BLOCK_ROWS, block_first + warp * 16)) {
+#pragma unroll
+            for (u32 n = 0; n < BLOCK_ROWS / 8; ++n) {
+#pragma unroll
+                for (u32 i = 0; i < 4; ++i) {
+                    const u32 position = first + n * 8 + t * 2 + i % 2;
+                    if (!seen[i / 2].has(position)) score[n][i] = MINUS_INFINITY;
+                }
+            }
+        }
 #pragma unroll
         for (u32 n = 0; n < BLOCK_ROWS / 8; ++n) {
 #pragma unroll
             for (u32 i = 0; i < 4; ++i) {
-                const u32 position = first + n * 8 + t * 2 + i % 2;
-                const bool is_seen = seen[i / 2].has(position);
-                score[n][i] = is_seen ? score[n][i] * scale : MINUS_INFINITY;
+                score[n][i] *= scale;
                 new_max[i / 2] = fmaxf(new_max[i / 2], score[n][i]);
             }
         }
@@ -379,10 +386,18 @@ DEVICE void backward_queries(const AttentionShape &s, const Slices &slices, cons
         for (u32 n = 0; n < KEYS / 8; ++n) {
 #pragma unroll
             for (u32 i = 0; i < 4; ++i) {
-                const u32 position = first + n * 8 + t * 2 + i % 2;
-                const bool is_seen = seen[i / 2].has(position);
                 const float weight = fast_exp2(score[n][i] * scale - log_sum[i / 2]);
-                slope[n][i] = is_seen ? weight * (slope[n][i] - product[i / 2]) : 0.0f;
+                slope[n][i] = weight * (slope[n][i] - product[i / 2]);
+            }
+        }
+        if (!sees_all<MASKED>(s, first + KEYS, block_first + warp * 16)) {
+#pragma unroll
+            for (u32 n = 0; n < KEYS / 8; ++n) {
+#pragma unroll
+                for (u32 i = 0; i < 4; ++i) {
+                    const u32 position = first + n * 8 + t * 2 + i % 2;
+                    if (!seen[i / 2].has(position)) slope[n][i] = 0.0f;
+                }
             }
         }
 #pragma unroll
@@ -555,10 +570,21 @@ DEVICE void backward_keys(const AttentionShape &s, const Slices &slices, const M
 #pragma unroll
             for (u32 i = 0; i < 4; ++i) {
                 const u32 query = n * 8 + t * 2 + i % 2;
-                const bool is_seen = seeing[i / 2].has(first + query);
-                const float p = fast_exp2(weight[n][i] * scale - row_sums[query]);
-                weight[n][i] = is_seen ? p : 0.0f;
-                slope[n][i] = is_seen ? p * (slope[n][i] - row_products[query]) : 0.0f;
+                weight[n][i] = fast_exp2(weight[n][i] * scale - row_sums[query]);
+                slope[n][i] = weight[n][i] * (slope[n][i] - row_products[query]);
+            }
+        }
+        // Queries beyond the end have no keys; those before the warp's last key do not see all.
+        const bool is_inside = first + QUERIES <= s.slice_len;
+        if (!is_inside || !sees_all<MASKED>(s, first_key + warp * 16 + 16, first)) {
+#pragma unroll
+            for (u32 n = 0; n < QUERIES / 8; ++n) {
+#pragma unroll
+                for (u32 i = 0; i < 4; ++i) {
+                    if (seeing[i / 2].has(first + n * 8 + t * 2 + i % 2)) continue;
+                    weight[n][i] = 0.0f;
+                    slope[n][i] = 0.0f;
+                }
             }
         }
 #pragma unroll

@@ -19,8 +19,8 @@ struct Running {
 DEVICE Running join(Running a, Running b) {
     Running joint;
     joint.max = fmaxf(a.max, b.max);
-    const float scale_a = a.max == joint.max ? 1.0f : fixed_exp(a.max - joint.max);
-    const float scale_b = b.max == joint.max ? 1.0f : fixed_exp(b.max - joint.max);
+    const float scale_a = a.max == joint.max ? 1.0f : row_exp(a.max - joint.max);
+    const float scale_b = b.max == joint.max ? 1.0f : row_exp(b.max - joint.max);
     joint.sum = a.sum * scale_a + b.sum * scale_b;
     return joint;
 }
@@ -49,9 +49,9 @@ KERNEL head_forward(const row_t *logits, const u32 *targets, float *log_sums, do
         float max = own.max;
         for (u32 i = 0; i < 4; ++i)
             if (i < count) max = fmaxf(max, v.x[i]);
-        float sum = own.max == max ? own.sum : own.sum * fixed_exp(own.max - max);
+        float sum = own.max == max ? own.sum : own.sum * row_exp(own.max - max);
         for (u32 i = 0; i < 4; ++i)
-            if (i < count) sum += fixed_exp(v.x[i] - max);
+            if (i < count) sum += row_exp(v.x[i] - max);
         own.max = max;
         own.sum = sum;
     }
@@ -83,7 +83,7 @@ KERNEL head_backward(row_t *logits, const u32 *targets, const float *log_sums, u
     row_t *to = logits + u64(row) * vocabulary + column;
     Four v = load_four(to, count);
     for (u32 i = 0; i < 4; ++i) {
-        v.x[i] = fixed_exp(v.x[i] - log_sum) * weight;
+        v.x[i] = row_exp(v.x[i] - log_sum) * weight;
         if (column + i == target) v.x[i] -= scale;
         if (target == IGNORED_TARGET) v.x[i] = 0.0f;
     }

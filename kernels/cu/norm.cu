@@ -7,23 +7,27 @@
 
 #define NORM_WARPS 4
 // Rows whose shares of the parameters' gradient are one chain.
-#define GROUP_ROWS 32
+#define GROUP_ROWS 16
 #define BACKWARD_WARPS 8
 
+template <bool WHOLE>
 DEVICE float row_sum(const row_t *x, u32 width) {
     float sum = 0.0f;
+#pragma unroll 4
     for (u32 at = threadIdx.x % WARP * 4; at < width; at += WARP * 4) {
-        const Four v = load_four(x + at, within(at, width));
+        const Four v = load_part<WHOLE>(x + at, within(at, width));
         for (u32 i = 0; i < 4; ++i) sum += v.x[i];
     }
     return warp_sum(sum);
 }
 
+template <bool WHOLE>
 DEVICE float square_sum(const row_t *x, u32 width, float mean) {
     float sum = 0.0f;
+#pragma unroll 4
     for (u32 at = threadIdx.x % WARP * 4; at < width; at += WARP * 4) {
         const u32 count = within(at, width);
-        const Four v = load_four(x + at, count);
+        const Four v = load_part<WHOLE>(x + at, count);
         for (u32 i = 0; i < 4; ++i) {
             const float centred = i < count ? v.x[i] - mean : 0.0f;
             sum = fmaf(centred, centred, sum);
@@ -32,65 +36,82 @@ DEVICE float square_sum(const row_t *x, u32 width, float mean) {
     return warp_sum(sum);
 }
 
-KERNEL norm_forward(const row_t *x, const float *weight, const float *bias, row_t *y,
-                    float *statistics, u32 rows, u32 width, u32 is_layer, float epsilon) {
-    const u32 row = blockIdx.x * NORM_WARPS + threadIdx.x / WARP;
+template <bool WHOLE>
+DEVICE void forward_row(const row_t *x, const float *weight, const float *bias, row_t *y,
+                        float *statistics, u32 width, u32 is_layer, float epsilon) {
     const u32 lane = threadIdx.x % WARP;
-    if (row >= rows) return;
-    x += u64(row) * width;
-    y += u64(row) * width;
-    const float mean = is_layer ? row_sum(x, width) / float(width) : 0.0f;
-    const float inverse = 1.0f / sqrtf(square_sum(x, width, mean) / float(width) + epsilon);
+    const float mean = is_layer ? row_sum<WHOLE>(x, width) / float(width) : 0.0f;
+    const float inverse =
+        1.0f / sqrtf(square_sum<WHOLE>(x, width, mean) / float(width) + epsilon);
     if (lane == 0) {
-        if (is_layer) {
-            statistics[u64(row) * 2] = mean;
-            statistics[u64(row) * 2 + 1] = inverse;
-        } else {
-            statistics[row] = inverse;
-        }
+        if (is_layer) *statistics++ = mean;
+        *statistics = inverse;
     }
+#pragma unroll 2
     for (u32 at = lane * 4; at < width; at += WARP * 4) {
         const u32 count = within(at, width);
-        Four v = load_four(x + at, count);
-        const Four w = load_four(weight + at, count);
+        Four v = load_part<WHOLE>(x + at, count);
+        const Four w = load_part<WHOLE>(weight + at, count);
         Four b = {{0.0f, 0.0f, 0.0f, 0.0f}};
-        if (bias) b = load_four(bias + at, count);
+        if (bias) b = load_part<WHOLE>(bias + at, count);
         for (u32 i = 0; i < 4; ++i) v.x[i] = fmaf((v.x[i] - mean) * inverse, w.x[i], b.x[i]);
         store_four(y + at, v, count);
     }
 }
 
+KERNEL norm_forward(const row_t *x, const float *weight, const float *bias, row_t *y,
+                    float *statistics, u32 rows, u32 width, u32 is_layer, float epsilon) {
+    const u32 row = blockIdx.x * NORM_WARPS + threadIdx.x / WARP;
+    if (row >= rows) return;
+    const bool is_whole = width % 4 == 0 && is_aligned(x) && is_aligned(y) &&
+                          is_aligned(weight) && (!bias || is_aligned(bias));
+    x += u64(row) * width;
+    y += u64(row) * width;
+    statistics += u64(row) * (is_layer ? 2 : 1);
+    if (is_whole)
+        forward_row<true>(x, weight, bias, y, statistics, width, is_layer, epsilon);
+    else
+        forward_row<false>(x, weight, bias, y, statistics, width, is_layer, epsilon);
+}
+
 // The sums of a group's rows for each column: dy * unit, and behind them dy if there is a bias.
+template <bool WHOLE>
 DEVICE void group_sums(const row_t *dy, const row_t *x, const float *statistics, float *partials,
                        u32 first, u32 end, u32 width, u32 is_layer) {
-    for (u32 column = threadIdx.x; column < width; column += blockDim.x) {
-        float weight_sum = 0.0f;
-        float bias_sum = 0.0f;
+    for (u32 column = threadIdx.x * 4; column < width; column += blockDim.x * 4) {
+        const u32 here = within(column, width);
+        Four weight_sum = {{0.0f, 0.0f, 0.0f, 0.0f}};
+        Four bias_sum = {{0.0f, 0.0f, 0.0f, 0.0f}};
+#pragma unroll 4
         for (u32 row = first; row < end; ++row) {
             const float mean = is_layer ? statistics[u64(row) * 2] : 0.0f;
             const float inverse = is_layer ? statistics[u64(row) * 2 + 1] : statistics[row];
-            const float d = to_float(dy[u64(row) * width + column]);
-            const float unit = (to_float(x[u64(row) * width + column]) - mean) * inverse;
-            weight_sum = fmaf(d, unit, weight_sum);
-            bias_sum += d;
+            const Four d = load_part<WHOLE>(dy + u64(row) * width + column, here);
+            const Four v = load_part<WHOLE>(x + u64(row) * width + column, here);
+            for (u32 i = 0; i < 4; ++i) {
+                weight_sum.x[i] = fmaf(d.x[i], (v.x[i] - mean) * inverse, weight_sum.x[i]);
+                bias_sum.x[i] += d.x[i];
+            }
         }
-        partials[column] = weight_sum;
-        if (is_layer) partials[width + column] = bias_sum;
+        store_four(partials + column, weight_sum, here);
+        if (is_layer) store_four(partials + width + column, bias_sum, here);
     }
 }
 
 // The gradient of a row is written to `to`, which may be `dy` or `x`: a lane reads and writes the
 // same columns.
+template <bool WHOLE>
 DEVICE void backward_row(const row_t *dy, const row_t *skip, const float *weight, const row_t *x,
                          row_t *to, u32 width, u32 is_layer, float mean, float inverse) {
     const u32 lane = threadIdx.x % WARP;
     float sum = 0.0f;
     float product = 0.0f;
+#pragma unroll 2
     for (u32 at = lane * 4; at < width; at += WARP * 4) {
         const u32 count = within(at, width);
-        const Four d = load_four(dy + at, count);
-        const Four w = load_four(weight + at, count);
-        const Four v = load_four(x + at, count);
+        const Four d = load_part<WHOLE>(dy + at, count);
+        const Four w = load_part<WHOLE>(weight + at, count);
+        const Four v = load_part<WHOLE>(x + at, count);
         for (u32 i = 0; i < 4; ++i) {
             const float weighted = d.x[i] * w.x[i];
             sum += weighted;
@@ -99,13 +120,14 @@ DEVICE void backward_row(const row_t *dy, const row_t *skip, const float *weight
     }
     const float mean_gradient = is_layer ? warp_sum(sum) / float(width) : 0.0f;
     const float mean_product = warp_sum(product) / float(width);
+#pragma unroll 2
     for (u32 at = lane * 4; at < width; at += WARP * 4) {
         const u32 count = within(at, width);
-        const Four d = load_four(dy + at, count);
-        const Four w = load_four(weight + at, count);
-        Four v = load_four(x + at, count);
+        const Four d = load_part<WHOLE>(dy + at, count);
+        const Four w = load_part<WHOLE>(weight + at, count);
+        Four v = load_part<WHOLE>(x + at, count);
         Four s = {{0.0f, 0.0f, 0.0f, 0.0f}};
-        if (skip) s = load_four(skip + at, count);
+        if (skip) s = load_part<WHOLE>(skip + at, count);
         for (u32 i = 0; i < 4; ++i) {
             const float unit = (v.x[i] - mean) * inverse;
             const float through = d.x[i] * w.x[i] - mean_gradient - unit * mean_product;
@@ -115,23 +137,35 @@ DEVICE void backward_row(const row_t *dy, const row_t *skip, const float *weight
     }
 }
 
-// A block takes a group of rows: first the columns' sums, then row by row the gradient over x. The
-// second reading of a group comes from the caches.
-KERNEL norm_backward(const row_t *dy, const row_t *skip, const float *weight,
-                     const float *statistics, row_t *x, float *partials, u32 rows, u32 width,
-                     u32 is_layer) {
+template <bool WHOLE>
+DEVICE void backward_group(const row_t *dy, const row_t *skip, const float *weight,
+                           const float *statistics, row_t *x, float *partials, u32 rows,
+                           u32 width, u32 is_layer) {
     const u32 first = blockIdx.x * GROUP_ROWS;
     const u32 end = min(first + GROUP_ROWS, rows);
     partials += u64(blockIdx.x) * width * (is_layer ? 2 : 1);
-    group_sums(dy, x, statistics, partials, first, end, width, is_layer);
+    group_sums<WHOLE>(dy, x, statistics, partials, first, end, width, is_layer);
     __syncthreads();
     for (u32 row = first + threadIdx.x / WARP; row < end; row += BACKWARD_WARPS) {
         const float mean = is_layer ? statistics[u64(row) * 2] : 0.0f;
         const float inverse = is_layer ? statistics[u64(row) * 2 + 1] : statistics[row];
         const u64 start = u64(row) * width;
-        backward_row(dy + start, skip ? skip + start : skip, weight, x + start, x + start, width,
-                     is_layer, mean, inverse);
+        backward_row<WHOLE>(dy + start, skip ? skip + start : skip, weight, x + start, x + start,
+                            width, is_layer, mean, inverse);
     }
+}
+
+// A block takes a group of rows: first the columns' sums, then row by row the gradient over x. The
+// second reading of a group comes from the caches.
+KERNEL norm_backward(const row_t *dy, const row_t *skip, const float *weight,
+                     const float *statistics, row_t *x, float *partials, u32 rows, u32 width,
+                     u32 is_layer) {
+    const bool is_whole = width % 4 == 0 && is_aligned(dy) && is_aligned(x) &&
+                          is_aligned(weight) && (!skip || is_aligned(skip));
+    if (is_whole)
+        backward_group<true>(dy, skip, weight, statistics, x, partials, rows, width, is_layer);
+    else
+        backward_group<false>(dy, skip, weight, statistics, x, partials, rows, width, is_layer);
 }
 
 // A warp takes a head of a row's queries or keys, and keeps it as it was.
@@ -146,7 +180,7 @@ KERNEL qk_norm_forward(const float *weights, row_t *qkv, row_t *before, float *s
     before += index * head_width;
     const float *weight = weights + (head < query_heads ? 0 : head_width);
     const float inverse =
-        1.0f / sqrtf(square_sum(x, head_width, 0.0f) / float(head_width) + epsilon);
+        1.0f / sqrtf(square_sum<false>(x, head_width, 0.0f) / float(head_width) + epsilon);
     const u32 lane = threadIdx.x % WARP;
     if (lane == 0) statistics[index] = inverse;
     for (u32 at = lane * 4; at < head_width; at += WARP * 4) {
@@ -200,7 +234,7 @@ KERNEL qk_norm_backward(const row_t *before, const float *statistics, const floa
         const u64 index = row * qk_heads + head;
         const float *weight = weights + (head < query_heads ? 0 : head_width);
         row_t *dy = gradient + row * row_width + u64(head) * head_width;
-        backward_row(dy, nullptr, weight, before + index * head_width, dy, head_width, 0, 0.0f,
+        backward_row<false>(dy, nullptr, weight, before + index * head_width, dy, head_width, 0, 0.0f,
                      statistics[index]);
     }
 }

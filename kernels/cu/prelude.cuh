@@ -2,7 +2,8 @@
 // bits, and sums over a warp.
 //
 // Multiply-adds are fused where `fmaf` is written and nowhere else, and no function of the math
-// library is called whose last bit is not fixed by a device, save the fast exponential of flash.cu.
+// library is called. Where activations are bfloat16, exponentials and reciprocals are the hardware's,
+// whose bits a model of device fixes.
 //
 // The same text is compiled for processors by the tests (`tests/emulated/`): what is not plain C++
 // stands behind a function or a macro here.
@@ -80,33 +81,52 @@ struct Four {
     float x[4];
 };
 
-DEVICE Four load_four(const float *from, u32 count) {
+// Whether four neighbours at an address move as one.
+DEVICE bool is_aligned(const float *at) { return (u64(at) & 15) == 0; }
+
+DEVICE bool is_aligned(const bf16 *at) { return (u64(at) & 7) == 0; }
+
+DEVICE Four load_whole(const float *from) {
     Four four;
-    if (count == 4 && (u64(from) & 15) == 0) {
-        const float4 whole = *reinterpret_cast<const float4 *>(from);
-        four.x[0] = whole.x, four.x[1] = whole.y, four.x[2] = whole.z, four.x[3] = whole.w;
-        return four;
-    }
+    const float4 whole = *reinterpret_cast<const float4 *>(from);
+    four.x[0] = whole.x, four.x[1] = whole.y, four.x[2] = whole.z, four.x[3] = whole.w;
+    return four;
+}
+
+DEVICE Four load_whole(const bf16 *from) {
+    Four four;
+    const uint2 whole = *reinterpret_cast<const uint2 *>(from);
+    four.x[0] = __uint_as_float(whole.x << 16);
+    four.x[1] = __uint_as_float(whole.x & 0xffff0000u);
+    four.x[2] = __uint_as_float(whole.y << 16);
+    four.x[3] = __uint_as_float(whole.y & 0xffff0000u);
+    return four;
+}
+
+DEVICE Four load_four(const float *from, u32 count) {
+    if (count == 4 && is_aligned(from)) return load_whole(from);
+    Four four;
     for (u32 i = 0; i < 4; ++i) four.x[i] = i < count ? from[i] : 0.0f;
     return four;
 }
 
 DEVICE Four load_four(const bf16 *from, u32 count) {
+    if (count == 4 && is_aligned(from)) return load_whole(from);
     Four four;
-    if (count == 4 && (u64(from) & 7) == 0) {
-        const uint2 whole = *reinterpret_cast<const uint2 *>(from);
-        four.x[0] = __uint_as_float(whole.x << 16);
-        four.x[1] = __uint_as_float(whole.x & 0xffff0000u);
-        four.x[2] = __uint_as_float(whole.y << 16);
-        four.x[3] = __uint_as_float(whole.y & 0xffff0000u);
-        return four;
-    }
     for (u32 i = 0; i < 4; ++i) four.x[i] = i < count ? to_float(from[i]) : 0.0f;
     return four;
 }
 
+// The same in a loop over a row. Where every load is WHOLE there is no branch between them, so that
+// several are under way together.
+template <bool WHOLE, typename T>
+DEVICE Four load_part(const T *from, u32 count) {
+    if (WHOLE) return load_whole(from);
+    return load_four(from, count);
+}
+
 DEVICE void store_four(float *to, const Four &four, u32 count) {
-    if (count == 4 && (u64(to) & 15) == 0) {
+    if (count == 4 && is_aligned(to)) {
         *reinterpret_cast<float4 *>(to) =
             make_float4(four.x[0], four.x[1], four.x[2], four.x[3]);
         return;
@@ -116,7 +136,7 @@ DEVICE void store_four(float *to, const Four &four, u32 count) {
 }
 
 DEVICE void store_four(bf16 *to, const Four &four, u32 count) {
-    if (count == 4 && (u64(to) & 7) == 0) {
+    if (count == 4 && is_aligned(to)) {
         const u32 low = bf16_bits(four.x[0]) | bf16_bits(four.x[1]) << 16;
         const u32 high = bf16_bits(four.x[2]) | bf16_bits(four.x[3]) << 16;
         *reinterpret_cast<uint2 *>(to) = make_uint2(low, high);
@@ -174,7 +194,35 @@ DEVICE float fixed_exp(float x) {
     return x == x ? p * power : x;
 }
 
-DEVICE float sigmoid(float x) { return 1.0f / (1.0f + fixed_exp(0.0f - x)); }
+#define LOG2_E 1.44269504f
+
+#ifndef EMULATED
+// Within two units of the last place (PTX ISA, ex2).
+DEVICE float fast_exp2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Within one unit of the last place (PTX ISA, rcp).
+DEVICE float fast_inverse(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+#endif
+
+// e^x and 1 / x for results that are rounded to activations: for bfloat16 the polynomial's last bits are
+// worth nothing, and computing them takes longer than moving the operands does.
+#if ROW_IS_BF16
+DEVICE float row_exp(float x) { return fast_exp2(x * LOG2_E); }
+DEVICE float row_inverse(float x) { return fast_inverse(x); }
+#else
+DEVICE float row_exp(float x) { return fixed_exp(x); }
+DEVICE float row_inverse(float x) { return 1.0f / x; }
+#endif
+
+DEVICE float sigmoid(float x) { return row_inverse(1.0f + row_exp(0.0f - x)); }
 
 #define GELU_SCALE (2.0f * 0.7978846f)
 #define GELU_CUBE 0.044715f

@@ -12,7 +12,9 @@ use crate::shapes::{AttentionShape, MatrixShape, Norm, RowsShape};
 /// algorithm relies on.
 pub(crate) const CUDA_ALIGNMENT: u64 = 256;
 /// Rows that are added up in one chain: GROUP_ROWS of `columns.cu` and `norm.cu`.
-pub(crate) const GROUP_ROWS: usize = 32;
+pub(crate) const GROUP_ROWS: usize = 16;
+/// Sums of groups that one block adds up: AGAIN_ROWS of `columns.cu`.
+pub(crate) const AGAIN_ROWS: usize = 1024;
 /// Elements that a block squares: PIECE of `optimizer.cu`.
 pub(crate) const PIECE: usize = 16_384;
 /// Bytes of the structure `SquareSumBatch` of `optimizer.cu`.
@@ -227,13 +229,18 @@ pub(crate) fn slot_bytes(
 /// Sums of groups of rows, and of groups of those.
 fn sums_requests(rows: RowsShape) -> Vec<(ScratchSlot, usize)> {
     let groups = rows.count.div_ceil(GROUP_ROWS);
-    let again = if groups > GROUP_ROWS { sums_bytes(groups, rows.width) } else { 0 };
+    let again = if groups > AGAIN_ROWS { again_bytes(groups, rows.width) } else { 0 };
     vec![(ScratchSlot::Sums, sums_bytes(rows.count, rows.width)), (ScratchSlot::SumsAgain, again)]
 }
 
 /// A sum for each group of so many rows.
 pub(crate) const fn sums_bytes(rows: usize, width: usize) -> usize {
     rows.div_ceil(GROUP_ROWS) * width * 4
+}
+
+/// A sum for each group of so many sums.
+pub(crate) const fn again_bytes(groups: usize, width: usize) -> usize {
+    groups.div_ceil(AGAIN_ROWS) * width * 4
 }
 
 /// Lists of entries and where they start, if all tokens differ, and of rows.
@@ -271,13 +278,14 @@ mod tests {
             &[(ScratchSlot::Lists, 400), (ScratchSlot::Results, 800)],
         );
         check(ScratchOperation::Gelu { rows: rows(10, 30) }, &[(ScratchSlot::Product, 600)]);
-        check(ScratchOperation::Bias { rows: rows(1024, 10) }, &[(ScratchSlot::Sums, 1280)]);
-        let long = [(ScratchSlot::Sums, 33 * 40), (ScratchSlot::SumsAgain, 2 * 40)];
-        check(ScratchOperation::Bias { rows: rows(1025, 10) }, &long);
+        let bias = |count| ScratchOperation::Bias { rows: rows(count, 10) };
+        check(bias(16_384), &[(ScratchSlot::Sums, 1024 * 40)]);
+        let long = [(ScratchSlot::Sums, 1025 * 40), (ScratchSlot::SumsAgain, 2 * 40)];
+        check(bias(16_385), &long);
         let norm = Norm::Layer { epsilon: 1e-5 };
-        check(ScratchOperation::Norm { norm, rows: rows(33, 10) }, &[(ScratchSlot::Sums, 160)]);
+        check(ScratchOperation::Norm { norm, rows: rows(17, 10) }, &[(ScratchSlot::Sums, 160)]);
         let norm = Norm::Rms { epsilon: 1e-5 };
-        check(ScratchOperation::Norm { norm, rows: rows(33, 10) }, &[(ScratchSlot::Sums, 80)]);
+        check(ScratchOperation::Norm { norm, rows: rows(17, 10) }, &[(ScratchSlot::Sums, 80)]);
         let sequences = 2;
         let sequence_len = 5;
         let heads = 4;

@@ -214,7 +214,6 @@ pub fn disagreeing(rows: &[GpuBenchRow]) -> Option<[&GpuBenchRow; 2]> {
 
 #[cfg(test)]
 mod tests {
-    use clap::ValueEnum;
     use zbelastic_schedule::Window;
     use zbelastic_trainer::model::model_size;
     use zbelastic_trainer::plan::{Plan, PlanRequest, ReplicaCount};
@@ -225,7 +224,7 @@ mod tests {
     #[test]
     fn runs_are_of_models_that_exist_and_of_the_size_that_they_are_called() {
         let lens = [1024, 4096];
-        for run in runs(BenchGpuModel::value_variants(), &lens).into_iter().flatten() {
+        for run in runs(&BenchGpuModel::ALL, &lens).into_iter().flatten() {
             let flags = run.keys().into_iter().map(ConfigFlag::Set).collect();
             let config = load(&ConfigSources { file: None, flags }).expect("legal").config;
             let request = PlanRequest {

@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 131] = pages![
+const PAGES: [(&str, &str); 132] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -115,6 +115,7 @@ const PAGES: [(&str, &str); 131] = pages![
     "decisions/0094-a-slow-disk-deposes-no-leader.md",
     "decisions/0095-a-node-starts-before-its-store.md",
     "decisions/0096-a-checkpoint-waits-for-disks.md",
+    "decisions/0097-what-the-first-device-showed.md",
     "deploy.md",
     "deploy/container.md",
     "deploy/kubernetes.md",

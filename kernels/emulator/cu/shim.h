@@ -34,6 +34,8 @@ struct alignas(16) uint4 {
 };
 
 static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+static inline float fast_exp2(float x) { return exp2f(x); }
+static inline float fast_inverse(float x) { return 1.0f / x; }
 static inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) {
     return {x, y, z, w};

@@ -104,6 +104,4 @@ static void wait_copies() {
     own.groups = N;
 }
 
-static float fast_exp2(float x) { return exp2f(x); }
-
 static u32 pack(float low, float high) { return bf16_bits(low) | bf16_bits(high) << 16; }

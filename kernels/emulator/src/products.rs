@@ -1,6 +1,7 @@
 //! The calls of cublasLt: products of matrices, as a stream's work.
 
 use std::ffi::{c_char, c_int, c_void};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use cudarc::cublaslt::sys::cublasLtMatmulDescAttributes_t as Description;
 use cudarc::cublaslt::sys::cublasLtMatmulPreferenceAttributes_t as Preference;
@@ -45,27 +46,56 @@ struct MatmulPreference {
 /// The alignment of addresses if no preference is set.
 const ALIGNMENT: u32 = 256;
 
-/// Ways to form a product, the likeliest first. They give different bits.
+/// Ways to form a product, the likeliest first. They give different bits, and one that adds parts in
+/// place gives others each time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum MatmulAlgorithm {
     Whole,
+    /// Parts are added behind the product, in the type that it is computed in.
     Split,
+    /// Parts are added to the result as they come, or in its type.
+    SplitInPlace,
 }
 
+/// Products formed with parts in place.
+static FORMED_IN_PLACE: AtomicUsize = AtomicUsize::new(0);
+
 impl MatmulAlgorithm {
-    const ALL: [Self; 2] = [Self::Split, Self::Whole];
+    const ALL: [Self; 3] = [Self::SplitInPlace, Self::Split, Self::Whole];
 
     const fn code(self) -> u64 {
         match self {
             Self::Whole => 1,
             Self::Split => 2,
+            Self::SplitInPlace => 3,
         }
     }
 
     const fn workspace_bytes(self) -> usize {
         match self {
             Self::Whole => 0,
-            Self::Split => SPLIT_BYTES,
+            Self::Split | Self::SplitInPlace => SPLIT_BYTES,
+        }
+    }
+
+    /// The parts of a sum, each rounded.
+    fn parts(self) -> usize {
+        match self {
+            Self::Whole => 1,
+            Self::Split => 2,
+            Self::SplitInPlace => 2 + FORMED_IN_PLACE.fetch_add(1, Ordering::Relaxed) % 5,
+        }
+    }
+
+    /// The schemes of which one must be allowed.
+    const fn schemes(self) -> u32 {
+        match self {
+            Self::Whole => 0,
+            Self::Split => Scheme::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32,
+            Self::SplitInPlace => {
+                Scheme::CUBLASLT_REDUCTION_SCHEME_INPLACE as u32
+                    | Scheme::CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE as u32
+            }
         }
     }
 
@@ -75,8 +105,7 @@ impl MatmulAlgorithm {
     }
 
     fn is_allowed(self, preference: &MatmulPreference) -> bool {
-        let splits = preference.schemes & Scheme::CUBLASLT_REDUCTION_SCHEME_MASK as u32;
-        let is_allowed = self == Self::Whole || splits != 0;
+        let is_allowed = self == Self::Whole || preference.schemes & self.schemes() != 0;
         is_allowed && self.workspace_bytes() as u64 <= preference.workspace_bytes
     }
 
@@ -410,8 +439,8 @@ calls! {
                 // SAFETY: as above; both are f32, as the product's description requires.
                 let [alpha, beta] = unsafe { [alpha, beta].map(|x| x.cast::<f32>().read()) };
                 let workspace = (workspace as u64, workspace_bytes);
-                let is_split = algorithm == MatmulAlgorithm::Split;
-                let product = EmulatedProduct { a, b, c, d, alpha, beta, is_split, workspace };
+                let parts = algorithm.parts();
+                let product = EmulatedProduct { a, b, c, d, alpha, beta, parts, workspace };
                 let enqueued = enqueue(stream as u64, StreamWork::Product(product));
                 if enqueued != CUresult::CUDA_SUCCESS {
                     return Err(cublasStatus_t::CUBLAS_STATUS_EXECUTION_FAILED);

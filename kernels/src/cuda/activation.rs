@@ -80,6 +80,6 @@ pub(super) fn rotate<D: Device>(
             RotaryDirection::Forward => 1.0,
             RotaryDirection::Backward => -1.0,
         });
-    let pairs = shape.rows() * rotated_heads * (shape.head_width / 2);
-    device.launch(&Launch::over(Kernel::Rotate, pairs, arguments))
+    let pieces = shape.rows() * rotated_heads * (shape.head_width / 2).div_ceil(4);
+    device.launch(&Launch::over(Kernel::Rotate, pieces, arguments))
 }

@@ -1,16 +1,19 @@
-//! Sums over rows: groups of 32 rows are one chain, and so are groups of 32 sums, until one is
-//! left.
+//! Sums over rows: 16 rows are one chain, and up to 1,024 such sums are eight chains of a block, until
+//! one is left.
 
 use super::backend::CudaBackend;
 use super::device::{Device, DeviceAddress};
 use super::error::DeviceFault;
 use super::kernel::{Arguments, Kernel, Launch};
 pub(super) use crate::scratch::GROUP_ROWS;
-use crate::scratch::{ScratchSlot, sums_bytes};
+use crate::scratch::{AGAIN_ROWS, ScratchSlot, again_bytes, sums_bytes};
 
 const THREADS: usize = 128;
+/// AGAIN_WARPS of `columns.cu`, and the columns that a block of them takes.
+const AGAIN_WARPS: usize = 8;
+const WARP: usize = 32;
 
-/// Adds up `rows` rows of `width` floats. With `is_added`, the result continues what `to` holds.
+/// Adds up `rows` sums of `width` floats. With `is_added`, the result continues what `to` holds.
 pub(super) fn reduce<D: Device>(
     device: &CudaBackend<D>,
     mut from: DeviceAddress,
@@ -20,9 +23,9 @@ pub(super) fn reduce<D: Device>(
     is_added: bool,
 ) -> Result<(), DeviceFault> {
     let mut slots = [ScratchSlot::SumsAgain, ScratchSlot::Sums];
-    while rows > GROUP_ROWS {
-        let groups = rows.div_ceil(GROUP_ROWS);
-        let sums = device.scratch(slots[0], sums_bytes(rows, width))?;
+    while rows > AGAIN_ROWS {
+        let groups = rows.div_ceil(AGAIN_ROWS);
+        let sums = device.scratch(slots[0], again_bytes(rows, width))?;
         again(device, from, sums, rows, width, false)?;
         (from, rows) = (sums, groups);
         slots.swap(0, 1);
@@ -40,8 +43,8 @@ fn again<D: Device>(
 ) -> Result<(), DeviceFault> {
     let arguments =
         Arguments::new().address(from).address(to).size(rows).size(width).flag(is_added);
-    let grid = [width.div_ceil(THREADS), rows.div_ceil(GROUP_ROWS)];
-    device.launch(&Launch::blocks(Kernel::ColumnSumsAgain, grid, THREADS, arguments))
+    let grid = [width.div_ceil(WARP), rows.div_ceil(AGAIN_ROWS)];
+    device.launch(&Launch::blocks(Kernel::ColumnSumsAgain, grid, AGAIN_WARPS * WARP, arguments))
 }
 
 /// Column sums of activations.
@@ -56,7 +59,7 @@ pub(super) fn column_sums<D: Device>(
     let groups = rows.div_ceil(GROUP_ROWS);
     let sums = device.scratch(ScratchSlot::Sums, sums_bytes(rows, width))?;
     let arguments = Arguments::new().address(x).address(sums).size(rows).size(width);
-    let grid = [width.div_ceil(THREADS), groups];
+    let grid = [width.div_ceil(4 * THREADS), groups];
     device.launch(&Launch::blocks(Kernel::ColumnSums, grid, THREADS, arguments))?;
     reduce(device, sums, groups, width, to, is_added)
 }

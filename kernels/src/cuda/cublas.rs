@@ -2,8 +2,10 @@
 //!
 //! For each shape the library is queried once for the best of its algorithms; the algorithm is
 //! cached and may be kept with a run ([`AlgorithmPin`]), so that a shape has one algorithm for
-//! ever. None that splits a sum over blocks is allowed, and the workspace is ours: the bits that a
-//! product gives depend on its operands and on the version of the library alone.
+//! ever. Gradients of weights, which are sums over all tokens and may have few tiles, may be split
+//! over blocks if the parts are added by a launch of their own; no other sum is split. The workspace
+//! is ours. So the bits that a product gives depend on its operands, the device and the version of the
+//! library alone.
 //!
 //! The library counts columns first. A row-major matrix is the transpose of a column-major one, so
 //! each product here is requested as its transpose, `result^T = right^T * left^T`.
@@ -226,8 +228,17 @@ fn description(
     Ok(description)
 }
 
-/// No algorithm that splits a sum over blocks.
-const UNSPLIT: Scheme = Scheme::CUBLASLT_REDUCTION_SCHEME_NONE;
+/// The ways in which an algorithm may add the parts of a sum that it splits over blocks. A row of an
+/// activation has the same bits however many rows there are beside it, so products that make some are not
+/// split. A gradient of weights has parts in floats in the workspace, which a launch behind the product
+/// adds in one order; added in place, they come in the order of blocks, and in the type of the result
+/// they are rounded twice.
+const fn splits(kind: ProductKind) -> Scheme {
+    match kind {
+        ProductKind::Forward | ProductKind::Input => Scheme::CUBLASLT_REDUCTION_SCHEME_NONE,
+        ProductKind::Weights { .. } => Scheme::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE,
+    }
+}
 
 /// The preference for an algorithm: our workspace, these alignments, and these ways to add split
 /// sums.
@@ -346,7 +357,7 @@ impl CublasProducts {
         key: &AlgorithmKey,
         plan: &MatmulPlan,
     ) -> Result<sys::cublasLtMatmulAlgo_t, DeviceFault> {
-        match self.proposals::<1>(plan, &preference(key, UNSPLIT)?)?.first() {
+        match self.proposals::<1>(plan, &preference(key, splits(key.kind))?)?.first() {
             Some(found) => Ok(found.algo),
             None => Err(DeviceFault::NoAlgorithm {
                 product: key.text(),

@@ -1,5 +1,4 @@
-//! The output head with its loss, some rows at a time: their logits are still in the device's cache
-//! when the softmax reads them.
+//! The output head with its loss: a product and a pass over its logits, or the other way round.
 
 use super::backend::{CudaBackend, CudaMatrix};
 use super::device::{Device, DeviceAddress, MatrixProduct, ProductKind};
@@ -14,17 +13,15 @@ use crate::scratch::ScratchSlot;
 
 /// Threads of a block: HEAD_THREADS of `head.cu`.
 const THREADS: usize = 256;
-/// Logits that go together: less than the second-level cache of every device the kernels run on.
-/// The shape of a product depends on it, so it is part of the arithmetic's definition.
-const CHUNK_BYTES: usize = 24 << 20;
-/// Rows that go together are a multiple of this, if there are as many.
-const CHUNK_ROWS: usize = 128;
+/// Rows that go together. The shape of a product depends on it, so it is part of the arithmetic's
+/// definition. The gradient of the features is a sum over the whole vocabulary and has few columns: with
+/// 8,192 rows of 768 it has 384 tiles of 128 by 128, three for each multiprocessor of an H200; with the
+/// 128 rows whose logits stay in its cache it had six in all and took 60 times as long.
+const CHUNK_ROWS: usize = 8192;
 
 /// The rows of each chunk.
-fn chunks(rows: usize, row_bytes: usize) -> impl Iterator<Item = std::ops::Range<usize>> {
-    let fitting = CHUNK_BYTES / row_bytes / CHUNK_ROWS * CHUNK_ROWS;
-    let chunk = fitting.max(CHUNK_ROWS);
-    (0..rows).step_by(chunk).map(move |first| first..rows.min(first + chunk))
+fn chunks(rows: usize) -> impl Iterator<Item = std::ops::Range<usize>> {
+    (0..rows).step_by(CHUNK_ROWS).map(move |first| first..rows.min(first + CHUNK_ROWS))
 }
 
 /// The addresses of rows of logits and features, and of their targets and log sums.
@@ -82,7 +79,7 @@ fn losses<D: Device>(
     let inputs = matrix.shape.inputs;
     let size = device.precision().bytes();
     let losses = device.scratch(ScratchSlot::Results, targets.len() * 8)?;
-    for rows in chunks(targets.len(), outputs * size) {
+    for rows in chunks(targets.len()) {
         let at = places.of_row(rows.start, outputs * size, inputs * size);
         device.device().multiply(&MatrixProduct {
             kind: ProductKind::Forward,
@@ -132,7 +129,7 @@ pub(super) fn backward<D: Device>(
     let outputs = matrix.shape.outputs;
     let inputs = matrix.shape.inputs;
     let size = device.precision().bytes();
-    for rows in chunks(targets.len(), outputs * size) {
+    for rows in chunks(targets.len()) {
         let at = places.of_row(rows.start, outputs * size, inputs * size);
         let arguments = Arguments::new()
             .address(at.logits)
@@ -160,17 +157,19 @@ pub(super) fn backward<D: Device>(
 
 #[cfg(test)]
 mod tests {
-    use super::{CHUNK_BYTES, CHUNK_ROWS, chunks};
+    use super::{CHUNK_ROWS, chunks};
+    use crate::cuda::kernel::THINGS_MAX;
 
     #[test]
-    fn chunks_are_all_rows_in_order_and_fit() {
-        for (rows, row_bytes) in [(1, 8), (1000, 100_608), (65_536, 100_608), (300, 1 << 30)] {
-            let chunks: Vec<_> = chunks(rows, row_bytes).collect();
+    fn chunks_are_all_rows_in_order_and_can_be_counted() {
+        const VOCABULARY_MAX: usize = 1 << 20;
+        for rows in [1, 1000, CHUNK_ROWS, CHUNK_ROWS + 1, 65_536] {
+            let chunks: Vec<_> = chunks(rows).collect();
             assert_eq!(chunks.first().map(|chunk| chunk.start), Some(0));
             assert_eq!(chunks.last().map(|chunk| chunk.end), Some(rows));
             assert!(chunks.windows(2).all(|pair| pair[0].end == pair[1].start));
-            let fits = |len: usize| len <= CHUNK_ROWS || len * row_bytes <= CHUNK_BYTES;
-            assert!(chunks.iter().all(|chunk| fits(chunk.len())));
+            let threads = |len: usize| len * VOCABULARY_MAX.div_ceil(4);
+            assert!(chunks.iter().all(|chunk| threads(chunk.len()) < THINGS_MAX));
         }
     }
 }

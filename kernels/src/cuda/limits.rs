@@ -66,7 +66,7 @@ pub enum LimitError {
         /// Heads of all sequences that were requested.
         found: usize,
     },
-    /// Gradients of biases have a block in one direction of their grid for each 32 rows.
+    /// Gradients of biases have a block in one direction of their grid for each 16 rows.
     #[error("a pass has {found} tokens, the device takes at most {limit}; lower train.microbatch")]
     Tokens {
         /// Tokens that are allowed.
@@ -102,10 +102,8 @@ impl PassShape {
         // Elementwise kernels compute four of a row's floats a thread.
         let of_rows = [width, queries + 2 * keys, 2 * mlp_width].map(|width| width.div_ceil(4));
         let widest = of_rows.into_iter().max().expect("there are three");
-        // A thread computes a pair of rotary angles, or one float of the gradients of keys and
-        // values and of positions.
-        let rotated = (queries + keys).div_ceil(2);
-        (rows * widest.max(rotated).max(2 * keys)).max(sequence_len * width)
+        // A thread computes one float of the gradients of keys and values and of positions.
+        (rows * widest.max(2 * keys)).max(sequence_len * width)
     }
 }
 
@@ -174,9 +172,9 @@ mod tests {
         let narrow = PassShape { width: 8, heads: 1, kv_heads: 1, head_width: 8, ..SMALL };
         let tokens =
             |sequence_len| PassShape { sequences: 1, sequence_len, mlp_width: 8, ..narrow };
-        assert_eq!(check(&tokens(2_097_120)), Ok(()));
-        let error = LimitError::Tokens { limit: 2_097_120, found: 2_097_121 };
-        assert_eq!(check(&tokens(2_097_121)), Err(error));
+        assert_eq!(check(&tokens(1_048_560)), Ok(()));
+        let error = LimitError::Tokens { limit: 1_048_560, found: 1_048_561 };
+        assert_eq!(check(&tokens(1_048_561)), Err(error));
         // Half a million rows of as many floats of gate and up as four billion threads take.
         let rows = PassShape { sequences: 1, sequence_len: 1 << 19, ..narrow };
         let threads = |mlp_width| PassShape { mlp_width, ..rows };

@@ -173,14 +173,23 @@ pub(super) fn backward_weights<D: Device>(
     assert_eq!(partials.len(), partials_len(norm, width));
     assert_eq!(to.weight.len(), width);
     assert_eq!(to.bias.is_some(), norm.has_bias());
-    let parts = [Some(&to.weight), to.bias.as_ref()];
-    for (index, part) in parts.into_iter().flatten().enumerate() {
-        let from = partials.floats(index * width);
-        let to = to.buffer.floats(part.start);
+    // Where the bias lies behind the weight, as their sums do, one launch adds both.
+    let mut parts = [Some(to.weight.clone()), to.bias.clone()];
+    if let [Some(weight), Some(bias)] = &mut parts
+        && bias.start == weight.end
+    {
+        weight.end = bias.end;
+        parts[1] = None;
+    }
+    let mut first = 0;
+    for part in parts.into_iter().flatten() {
+        let from = partials.floats(first);
+        let at = to.buffer.floats(part.start);
         match accumulate {
-            Accumulate::Start => device.device().copy(from, to, width as u64 * 4)?,
-            Accumulate::Add => by_fours(device, Kernel::AddFloats, from, to, width)?,
+            Accumulate::Start => device.device().copy(from, at, part.len() as u64 * 4)?,
+            Accumulate::Add => by_fours(device, Kernel::AddFloats, from, at, part.len())?,
         }
+        first += part.len();
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ mod harness;
 pub use harness::{TimedDevice, TimingHarness};
 
 use super::device::{MatrixProduct, ProductKind};
-use super::{CudaBackend, CudaBuffer, DeviceFault};
+use super::{CudaBackend, CudaBuffer, CudaMatrix, DeviceFault};
 use crate::backend::{
     Accumulate, AdamWCoefficients, AdamWRange, AllocateError, AttentionMask, AttentionShape,
     Backend, BackwardEpilogue, BufferView, BufferViewMut, DeviceMemory, EmbedGradient,
@@ -386,7 +386,45 @@ impl<D: TimedDevice> TimingTable<'_, D> {
             let shape = MatrixShape { outputs: outputs * width, inputs: inputs * width };
             self.products(name, shape)?;
         }
+        self.epilogues()
+    }
+
+    /// The products of an MLP with what a block of GPT-2 does beside them: biases, GELU and gradients of
+    /// biases.
+    fn epilogues(&mut self) -> Result<(), TimingError> {
+        let TimedSizes { width, .. } = self.sizes;
+        let (rows, wide) = (self.sizes.rows(), 4 * width);
+        let x = self.rows_of(width)?;
+        let mut before = self.rows_of(wide)?;
+        let mut h = self.rows_of(wide)?;
+        let bias = self.floats(wide)?;
+        let up = MatrixShape { outputs: wide, inputs: width };
+        let down = MatrixShape { outputs: width, inputs: wide };
+        let [up_matrix, down_matrix] = [self.matrix(up)?, self.matrix(down)?];
+        let mut gradient = self.floats(wide * width + wide)?;
+        let flop = 2.0 * (rows * wide * width) as f64;
+        let activations = self.row_bytes(width) + 2 * self.row_bytes(wide);
+        let work = WorkFloor { bytes: activations, flop };
+        self.time("up F, bias and gelu", work, |device| {
+            let bias = Some(BufferView::new(&bias, 0..wide));
+            let epilogue = ForwardEpilogue::Gelu { before: &mut before };
+            device.linear_forward(rows, &x, &up_matrix, bias, epilogue, &mut h);
+        })?;
+        self.time("down B, gelu", work, |device| {
+            let to = BackwardEpilogue::Gelu { before_then_gradient: &mut before };
+            device.linear_backward_input(rows, &x, &down_matrix, to);
+        })?;
+        let gradients = WorkFloor { bytes: activations + 8 * wide * width, flop };
+        self.time("up W, bias", gradients, |device| {
+            let bias = Some(wide * width..wide * width + wide);
+            let to = LinearGradient { buffer: &mut gradient, weight: 0..wide * width, bias };
+            device.linear_backward_weights(rows, up, &x, &h, to, Accumulate::Add);
+        })?;
         Ok(())
+    }
+
+    fn matrix(&self, shape: MatrixShape) -> Result<CudaMatrix<D>, AllocateError> {
+        self.harness.backend.allocate_matrix(shape)
     }
 
     fn products(&mut self, name: &str, shape: MatrixShape) -> Result<(), TimingError> {
@@ -451,6 +489,13 @@ impl<D: TimedDevice> TimingTable<'_, D> {
             let logits = &mut logits;
             let scale = LossScale::of_cross_entropy(1.0);
             device.head_backward_input(&targets, scale, &log_sums, &matrix, logits, &mut dx);
+        })?;
+        let mut gradient = self.floats(vocabulary * width)?;
+        let moved = self.row_bytes(width) + self.row_bytes(vocabulary) + 8 * vocabulary * width;
+        self.time("head W", WorkFloor { bytes: moved, flop }, |device| {
+            let to =
+                LinearGradient { buffer: &mut gradient, weight: 0..vocabulary * width, bias: None };
+            device.linear_backward_weights(rows, shape, &x, &logits, to, Accumulate::Add);
         })?;
         Ok(())
     }

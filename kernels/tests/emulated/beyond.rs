@@ -43,15 +43,15 @@ fn columns_of_many_rows_are_summed_level_by_level() {
 /// More rows than go together: loss, gradient and all are those of a processor.
 #[test]
 fn a_head_in_chunks_is_a_head() {
-    let rows = 260;
-    let outputs = 40_000;
+    let rows = 8200;
+    let outputs = 300;
     let inputs = 2;
     let cpu = CpuBackend::new(1).expect("one thread");
     let expected = head(&cpu, rows, MatrixShape { outputs, inputs });
     for device in devices(Precision::F32) {
         let found = head(&device, rows, MatrixShape { outputs, inputs });
         for (index, (found, expected)) in found.iter().zip(&expected).enumerate() {
-            let error = (found - expected).abs() / expected.abs().max(1e-3);
+            let error = (found - expected).abs() / expected.abs().max(1e-2);
             assert!(error < 1e-4, "number {index}: {found}, expected {expected}");
         }
     }
@@ -70,7 +70,7 @@ fn head<B: Backend>(device: &B, rows: usize, shape: MatrixShape) -> Vec<f64> {
     let weights = filled(shape.outputs * shape.inputs, 2);
     let mut matrix = device.allocate_matrix(shape).expect("memory for a test");
     device.load_matrix(BufferView::new(&weights, 0..shape.outputs * shape.inputs), &mut matrix);
-    let targets: Vec<u32> = (0..rows as u32).map(|row| row * 151 % 40_000).collect();
+    let targets: Vec<u32> = (0..rows as u32).map(|row| row * 151 % 300).collect();
     let mut logits = filled(rows * shape.outputs, 3);
     let mut log_sums = filled(rows, 4);
     let mut dx = filled(rows * shape.inputs, 5);

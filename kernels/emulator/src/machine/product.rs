@@ -98,8 +98,8 @@ pub struct EmulatedProduct {
     pub d: MatrixOperand,
     pub alpha: f32,
     pub beta: f32,
-    /// Sums are made of two halves, each rounded.
-    pub is_split: bool,
+    /// Sums are made of so many parts, each rounded.
+    pub parts: usize,
     /// Written all over before, as an algorithm may do with it: where, and how much.
     pub workspace: (u64, usize),
 }
@@ -112,13 +112,12 @@ impl EmulatedProduct {
         let exact = |first: &[f32], second: &[f32]| {
             first.iter().zip(second).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>()
         };
-        if !self.is_split {
+        if self.parts == 1 {
             return exact(first, second);
         }
-        let half = first.len() / 2;
-        let halves =
-            [exact(&first[..half], &second[..half]), exact(&first[half..], &second[half..])];
-        f64::from(halves[0] as f32 + halves[1] as f32)
+        let len = first.len().div_ceil(self.parts).max(1);
+        let parts = first.chunks(len).zip(second.chunks(len));
+        f64::from(parts.map(|(first, second)| exact(first, second) as f32).sum::<f32>())
     }
 
     /// Forms the product: summed in f64, rounded once.

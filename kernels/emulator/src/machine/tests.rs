@@ -135,8 +135,7 @@ fn products_are_of_columns() {
     let results = [matrix([f32::NAN; 4], false), matrix([f32::NAN; 4], false)];
     for (a, d) in factors.into_iter().zip(results) {
         let workspace = (b.start, 0);
-        let product =
-            EmulatedProduct { a, b, c, d, alpha: 1.0, beta: 1.0, is_split: false, workspace };
+        let product = EmulatedProduct { a, b, c, d, alpha: 1.0, beta: 1.0, parts: 1, workspace };
         product.form(&blocks).expect("all of it is there");
         // SAFETY: written by the product.
         assert_eq!(unsafe { *(d.start as *const [f32; 4]) }, [20.0, 44.0, 23.0, 51.0]);

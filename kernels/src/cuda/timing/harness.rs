@@ -7,6 +7,11 @@ use crate::backend::Backend;
 use crate::cuda::device::{Device, MatrixProduct};
 use crate::cuda::{CudaBackend, CudaDevice, DeviceFault};
 
+/// Seconds that a run takes at least: a hundred times what the host takes to enqueue a launch.
+const RUN_S_MIN: f64 = 1e-3;
+/// Times that work is enqueued in a run at most, before anything waits.
+const TIMES_MAX: f64 = 32.0;
+
 /// A device whose clock can time work.
 pub trait TimedDevice: Device {
     /// The seconds from the beginning of `work` to the end of all that it enqueued on the device.
@@ -58,19 +63,24 @@ impl<D: TimedDevice> TimingHarness<D> {
         Self { backend: CudaBackend::new(device.clone()), device, runs }
     }
 
-    /// Seconds of the fastest run, after one that does not count.
+    /// Seconds of the fastest run, after one that does not count. Work that takes less than
+    /// [`RUN_S_MIN`] is enqueued several times a run: what the host takes to enqueue it is hidden
+    /// behind the work before.
     ///
     /// # Errors
     /// The first fault of the device.
     pub fn seconds(&self, mut work: impl FnMut(&CudaBackend<D>)) -> Result<f64, DeviceFault> {
-        let mut work = || {
-            work(&self.backend);
-            self.backend.flush();
+        let mut repeated = |times: u32| {
+            self.device.seconds(&mut || {
+                (0..times).for_each(|_| work(&self.backend));
+                self.backend.flush();
+            })
         };
-        work();
+        repeated(1)?;
+        let times = (RUN_S_MIN / repeated(1)?).ceil().clamp(1.0, TIMES_MAX) as u32;
         let mut best = f64::INFINITY;
         for _ in 0..self.runs {
-            best = best.min(self.device.seconds(&mut work)?);
+            best = best.min(repeated(times)? / f64::from(times));
         }
         self.backend.fault().map_or(Ok(best), Err)
     }
