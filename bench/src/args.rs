@@ -12,6 +12,11 @@ use zbelastic_wording::parse_duration_above_zero;
 /// Workers of one machine.
 const WORKERS_MAX: i64 = STAGES_MAX as i64;
 
+/// Tokens of a microbatch of `bench gpu`.
+pub const MICROBATCH_TOKENS: u32 = 8192;
+/// Tokens of its shortest sequences.
+const SEQUENCE_LEN_MIN: u32 = 64;
+
 /// Pipelines of `bench bubble`: as many as all workers there may be make up with the most stages it has.
 const REPLICAS_MAX: i64 = WORKERS_MAX / 32;
 
@@ -159,9 +164,9 @@ pub struct BenchGpuArgs {
     pub activations: Vec<BenchActivations>,
     /// Which models, with commas [default: all].
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
-    pub model: Vec<BenchGpuModel>,
-    /// Lengths of sequences, with commas [default: 1024,4096].
-    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=8192))]
+    pub model: Vec<GpuBenchModelName>,
+    /// Lengths of sequences, with commas: powers of two from 64 to 8192 [default: 1024,4096].
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_sequence_len)]
     pub seq_len: Vec<u32>,
     /// Write what was measured as JSON into a file too.
     #[arg(long, value_name = "FILE")]
@@ -219,7 +224,7 @@ pub enum BenchActivations {
 
 /// A model of `bench gpu`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum BenchGpuModel {
+pub enum GpuBenchModelName {
     /// GPT-2 with 124 million parameters.
     #[value(name = "gpt2-124m")]
     Gpt2Small,
@@ -229,6 +234,14 @@ pub enum BenchGpuModel {
     /// A Llama of 1.1 billion.
     #[value(name = "llama-1b")]
     Llama,
+}
+
+/// A length of which a microbatch of `bench gpu` has a whole number, and no more than a device has heads for.
+fn parse_sequence_len(text: &str) -> Result<u32, String> {
+    let len = text.parse().ok().filter(|len: &u32| len.is_power_of_two());
+    len.filter(|len| (SEQUENCE_LEN_MIN..=MICROBATCH_TOKENS).contains(len)).ok_or_else(|| {
+        format!("expected a power of two from {SEQUENCE_LEN_MIN} to {MICROBATCH_TOKENS}")
+    })
 }
 
 impl BenchGpuArgs {
@@ -243,10 +256,10 @@ impl BenchGpuArgs {
 
     /// The models whose steps are measured.
     #[must_use]
-    pub fn models(&self) -> &[BenchGpuModel] {
+    pub fn models(&self) -> &[GpuBenchModelName] {
         match self.model.as_slice() {
-            [] if self.quick => &[BenchGpuModel::Gpt2Small],
-            [] => &BenchGpuModel::ALL,
+            [] if self.quick => &[GpuBenchModelName::Gpt2Small],
+            [] => &GpuBenchModelName::ALL,
             named => named,
         }
     }
@@ -262,7 +275,7 @@ impl BenchGpuArgs {
     }
 }
 
-impl BenchGpuModel {
+impl GpuBenchModelName {
     /// All models, from the smallest on.
     pub const ALL: [Self; 3] = [Self::Gpt2Small, Self::Gpt2Xl, Self::Llama];
 }

@@ -234,7 +234,7 @@ KERNEL qk_norm_backward(const row_t *before, const float *statistics, const floa
         const u64 index = row * qk_heads + head;
         const float *weight = weights + (head < query_heads ? 0 : head_width);
         row_t *dy = gradient + row * row_width + u64(head) * head_width;
-        backward_row<false>(dy, nullptr, weight, before + index * head_width, dy, head_width, 0, 0.0f,
-                     statistics[index]);
+        backward_row<false>(dy, nullptr, weight, before + index * head_width, dy, head_width, 0,
+                            0.0f, statistics[index]);
     }
 }

@@ -2,8 +2,8 @@
 // bits, and sums over a warp.
 //
 // Multiply-adds are fused where `fmaf` is written and nowhere else, and no function of the math
-// library is called. Where activations are bfloat16, exponentials and reciprocals are the hardware's,
-// whose bits a model of device fixes.
+// library is called whose last bit is not fixed by a device. Where activations are bfloat16, exponentials
+// of activations and of the head are the hardware's, which a model of device fixes.
 //
 // The same text is compiled for processors by the tests (`tests/emulated/`): what is not plain C++
 // stands behind a function or a macro here.
@@ -212,8 +212,9 @@ DEVICE float fast_inverse(float x) {
 }
 #endif
 
-// e^x and 1 / x for results that are rounded to activations: for bfloat16 the polynomial's last bits are
-// worth nothing, and computing them takes longer than moving the operands does.
+// e^x and 1 / x of activations, and of logits, which are rounded as such: for bfloat16 the polynomial's last
+// bits are worth nothing, and computing them takes longer than moving the operands does. Beyond what
+// `fixed_exp` is cut at the hardware's goes on to infinity.
 #if ROW_IS_BF16
 DEVICE float row_exp(float x) { return fast_exp2(x * LOG2_E); }
 DEVICE float row_inverse(float x) { return fast_inverse(x); }

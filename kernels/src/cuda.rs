@@ -5,9 +5,9 @@
 //! `kernels/cu/`, compiled for the device's architecture at first use and kept on disk
 //! ([`compiler`]); matrix products are cublasLt's.
 //!
-//! No operation uses an atomic on floats, and none splits a sum by anything but the operands'
-//! shape: results depend neither on the number of multiprocessors nor on what else runs. They do
-//! depend on the device's model and on the version of cublasLt.
+//! No operation uses an atomic on floats, and kernels of ours split no sum by anything but the operands'
+//! shape. How products split theirs is cublasLt's choice for a shape, a model of device and a version
+//! of the library. Results do not depend on what else runs.
 
 mod activation;
 mod adapter;

@@ -39,7 +39,7 @@ pub(crate) enum ScratchSlot {
     Lists,
     /// Sums of groups of rows.
     Sums,
-    /// Sums of those, and the other way round.
+    /// Sums of those.
     SumsAgain,
     /// A product on its way through an activation's slope, or gradients of keys and values.
     Product,

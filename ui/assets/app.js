@@ -86,7 +86,7 @@ function receive(message) {
       break;
     }
     case "another_run":
-      Object.assign(state, { steps: emptySteps(), held: [], lanes: [], causes: null });
+      Object.assign(state, { steps: emptySteps(), held: [], lanes: [], traceTooLong: null, causes: null });
       for (const mark of state.marks) mark.step = null;
       break;
     case "lanes":

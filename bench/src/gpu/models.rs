@@ -10,7 +10,7 @@ use zbelastic_local::device_factory::DeviceFactory;
 use zbelastic_schedule::ScheduleKind;
 use zbelastic_wording::CommandFailure;
 
-use crate::args::BenchGpuModel;
+use crate::args::{GpuBenchModelName, MICROBATCH_TOKENS};
 use crate::case::{BenchCase, pipeline};
 use crate::pipelined::{PipelineRound, round_on};
 
@@ -73,7 +73,7 @@ pub struct GpuBenchFigures {
     pub loss: f64,
 }
 
-impl BenchGpuModel {
+impl GpuBenchModelName {
     const fn model(self) -> GpuBenchModel {
         match self {
             Self::Gpt2Small => SMALL_GPT2,
@@ -126,18 +126,17 @@ const PIPELINES: [(u32, ScheduleKind, GraphMode); 8] = [
     (4, ScheduleKind::PoHalf, GraphMode::DEFAULT),
 ];
 
-/// Tokens of a microbatch, and microbatches of a step.
-const MICROBATCH_TOKENS: u32 = 8192;
+/// Microbatches of a step.
 const MICROBATCHES: u32 = 8;
 
 /// The runs of models and lengths of sequences. Runs in a row train one case.
-pub fn runs(models: &[BenchGpuModel], sequence_lens: &[u32]) -> Vec<Vec<GpuBenchRun>> {
+pub fn runs(models: &[GpuBenchModelName], sequence_lens: &[u32]) -> Vec<Vec<GpuBenchRun>> {
     let cases = models.iter().flat_map(|named| sequence_lens.iter().map(|len| (*named, *len)));
-    let pipelines = |(named, sequence_len): (BenchGpuModel, u32)| {
+    let pipelines = |(named, sequence_len): (GpuBenchModelName, u32)| {
         let run = |(workers, kind, graphs)| GpuBenchRun {
             model: named.model(),
             sequence_len,
-            sequences: (MICROBATCH_TOKENS / sequence_len).max(1),
+            sequences: MICROBATCH_TOKENS / sequence_len,
             microbatch_count: MICROBATCHES,
             workers,
             kind,
@@ -224,7 +223,7 @@ mod tests {
     #[test]
     fn runs_are_of_models_that_exist_and_of_the_size_that_they_are_called() {
         let lens = [1024, 4096];
-        for run in runs(&BenchGpuModel::ALL, &lens).into_iter().flatten() {
+        for run in runs(&GpuBenchModelName::ALL, &lens).into_iter().flatten() {
             let flags = run.keys().into_iter().map(ConfigFlag::Set).collect();
             let config = load(&ConfigSources { file: None, flags }).expect("legal").config;
             let request = PlanRequest {

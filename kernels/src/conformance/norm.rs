@@ -56,13 +56,17 @@ fn one_norm<B: Backend>(devices: &[B], norm: Norm, rows: RowsShape) {
         let mut dx_plain = upload_rows(device, &x);
         back(Some(&skip), &mut dx);
         back(None, &mut dx_plain);
-        let mut g = poisoned(device, parameters);
+        // The bias may lie behind the weight, or somewhere behind it.
+        let gap = count % 2;
+        let mut g = poisoned(device, parameters + gap);
         for accumulate in [Accumulate::Start, Accumulate::Add] {
-            let bias = norm.has_bias().then_some(width..2 * width);
+            let bias = norm.has_bias().then_some(width + gap..2 * width + gap);
             let to = NormGradient { buffer: &mut g, weight: 0..width, bias };
             device.norm_backward_weights(norm, width, &partials, to, accumulate);
         }
-        [&y, &dx, &dx_plain, &g].map(|result| download(device, result)).to_vec()
+        let mut results = [&y, &dx, &dx_plain, &g].map(|result| download(device, result)).to_vec();
+        results[3].drain(width..width + gap);
+        results
     });
 }
 

@@ -22,14 +22,13 @@ pub(super) fn reduce<D: Device>(
     to: DeviceAddress,
     is_added: bool,
 ) -> Result<(), DeviceFault> {
-    let mut slots = [ScratchSlot::SumsAgain, ScratchSlot::Sums];
-    while rows > AGAIN_ROWS {
-        let groups = rows.div_ceil(AGAIN_ROWS);
-        let sums = device.scratch(slots[0], again_bytes(rows, width))?;
+    // As many tokens as a pass may have leave 64 sums, which are added up by one launch more.
+    if rows > AGAIN_ROWS {
+        let sums = device.scratch(ScratchSlot::SumsAgain, again_bytes(rows, width))?;
         again(device, from, sums, rows, width, false)?;
-        (from, rows) = (sums, groups);
-        slots.swap(0, 1);
+        (from, rows) = (sums, rows.div_ceil(AGAIN_ROWS));
     }
+    assert!(rows <= AGAIN_ROWS, "{rows} groups of {AGAIN_ROWS} groups of {GROUP_ROWS} rows");
     again(device, from, to, rows, width, is_added)
 }
 

@@ -2,10 +2,10 @@
 //!
 //! For each shape the library is queried once for the best of its algorithms; the algorithm is
 //! cached and may be kept with a run ([`AlgorithmPin`]), so that a shape has one algorithm for
-//! ever. Gradients of weights, which are sums over all tokens and may have few tiles, may be split
-//! over blocks if the parts are added by a launch of their own; no other sum is split. The workspace
-//! is ours. So the bits that a product gives depend on its operands, the device and the version of the
-//! library alone.
+//! ever. Gradients of weights, which are sums over all tokens and may have few tiles, and Muon's products
+//! of the same kind may be split over blocks if the parts are added by a launch of their own; no other
+//! sum is split. The workspace is ours. So the bits that a product gives depend on its operands, the
+//! device and the version of the library alone.
 //!
 //! The library counts columns first. A row-major matrix is the transpose of a column-major one, so
 //! each product here is requested as its transpose, `result^T = right^T * left^T`.
@@ -228,11 +228,11 @@ fn description(
     Ok(description)
 }
 
-/// The ways in which an algorithm may add the parts of a sum that it splits over blocks. A row of an
-/// activation has the same bits however many rows there are beside it, so products that make some are not
-/// split. A gradient of weights has parts in floats in the workspace, which a launch behind the product
-/// adds in one order; added in place, they come in the order of blocks, and in the type of the result
-/// they are rounded twice.
+/// The ways in which an algorithm may add the parts of a sum that it splits over blocks. Products that make
+/// activations have tiles enough, and how they are split would depend on the number of rows: they are
+/// not. A gradient of weights may have parts in floats in the workspace, which a launch behind the product
+/// adds (COMPUTE_TYPE). Added in place, they come in an order that is the library's affair; in the type of
+/// the result, a bfloat16 would be rounded twice.
 const fn splits(kind: ProductKind) -> Scheme {
     match kind {
         ProductKind::Forward | ProductKind::Input => Scheme::CUBLASLT_REDUCTION_SCHEME_NONE,
@@ -483,7 +483,7 @@ fn check_versions(pins: &[AlgorithmPin], library_version: u64) -> Result<(), Dev
 mod tests {
     use super::{
         AlgorithmKey, AlgorithmPin, DeviceAddress, MatrixProduct, Precision, ProductKind,
-        ProductLayout, check_versions,
+        ProductLayout, Scheme, check_versions, splits,
     };
     use crate::cuda::DeviceFault;
 
@@ -537,6 +537,14 @@ mod tests {
         assert_eq!(by_the_library(forward, &x, &w), linear_forward(shape, &x, &w, None));
         assert_eq!(by_the_library(input, &dy, &w), linear_backward_input(shape, &w, &dy));
         assert_eq!(by_the_library(weights, &dy, &x), linear_backward_weights(shape, &x, &dy).0);
+    }
+
+    #[test]
+    fn gradients_of_weights_alone_are_split() {
+        let [forward, input, weights] = KINDS.map(splits);
+        assert_eq!(forward, Scheme::CUBLASLT_REDUCTION_SCHEME_NONE);
+        assert_eq!(input, Scheme::CUBLASLT_REDUCTION_SCHEME_NONE);
+        assert_eq!(weights, Scheme::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
     }
 
     #[test]

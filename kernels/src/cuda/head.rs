@@ -4,7 +4,7 @@ use super::backend::{CudaBackend, CudaMatrix};
 use super::device::{Device, DeviceAddress, MatrixProduct, ProductKind};
 use super::embed::list;
 use super::error::DeviceFault;
-use super::kernel::{Arguments, Kernel, Launch};
+use super::kernel::{Arguments, Kernel, Launch, THINGS_MAX};
 use super::losses::pending_loss;
 use super::memory::CudaBuffer;
 use crate::backend::{IGNORED_TARGET, LossScale};
@@ -18,10 +18,16 @@ const THREADS: usize = 256;
 /// 8,192 rows of 768 it has 384 tiles of 128 by 128, three for each multiprocessor of an H200; with the
 /// 128 rows whose logits stay in its cache it had six in all and took 60 times as long.
 const CHUNK_ROWS: usize = 8192;
+/// Chunks begin at a multiple of this.
+const TILE_ROWS: usize = 128;
 
-/// The rows of each chunk.
-fn chunks(rows: usize) -> impl Iterator<Item = std::ops::Range<usize>> {
-    (0..rows).step_by(CHUNK_ROWS).map(move |first| first..rows.min(first + CHUNK_ROWS))
+/// The rows of each chunk, about as many in each: few would have a launch of their own. Of a vocabulary
+/// of which so many have more threads than can be counted, fewer.
+fn chunks(rows: usize, vocabulary: usize) -> impl Iterator<Item = std::ops::Range<usize>> {
+    let countable = (THINGS_MAX - 1) / vocabulary.div_ceil(4) / TILE_ROWS * TILE_ROWS;
+    let most = CHUNK_ROWS.min(countable);
+    let chunk = rows.div_ceil(rows.div_ceil(most).max(1)).next_multiple_of(TILE_ROWS);
+    (0..rows).step_by(chunk).map(move |first| first..rows.min(first + chunk))
 }
 
 /// The addresses of rows of logits and features, and of their targets and log sums.
@@ -79,7 +85,7 @@ fn losses<D: Device>(
     let inputs = matrix.shape.inputs;
     let size = device.precision().bytes();
     let losses = device.scratch(ScratchSlot::Results, targets.len() * 8)?;
-    for rows in chunks(targets.len()) {
+    for rows in chunks(targets.len(), outputs) {
         let at = places.of_row(rows.start, outputs * size, inputs * size);
         device.device().multiply(&MatrixProduct {
             kind: ProductKind::Forward,
@@ -129,7 +135,7 @@ pub(super) fn backward<D: Device>(
     let outputs = matrix.shape.outputs;
     let inputs = matrix.shape.inputs;
     let size = device.precision().bytes();
-    for rows in chunks(targets.len()) {
+    for rows in chunks(targets.len(), outputs) {
         let at = places.of_row(rows.start, outputs * size, inputs * size);
         let arguments = Arguments::new()
             .address(at.logits)
@@ -157,19 +163,25 @@ pub(super) fn backward<D: Device>(
 
 #[cfg(test)]
 mod tests {
-    use super::{CHUNK_ROWS, chunks};
-    use crate::cuda::kernel::THINGS_MAX;
+    use super::{CHUNK_ROWS, THINGS_MAX, TILE_ROWS, chunks};
 
     #[test]
     fn chunks_are_all_rows_in_order_and_can_be_counted() {
-        const VOCABULARY_MAX: usize = 1 << 20;
-        for rows in [1, 1000, CHUNK_ROWS, CHUNK_ROWS + 1, 65_536] {
-            let chunks: Vec<_> = chunks(rows).collect();
-            assert_eq!(chunks.first().map(|chunk| chunk.start), Some(0));
-            assert_eq!(chunks.last().map(|chunk| chunk.end), Some(rows));
-            assert!(chunks.windows(2).all(|pair| pair[0].end == pair[1].start));
-            let threads = |len: usize| len * VOCABULARY_MAX.div_ceil(4);
-            assert!(chunks.iter().all(|chunk| threads(chunk.len()) < THINGS_MAX));
+        // The largest that a configuration may name.
+        for vocabulary in [1, 50_304, 1 << 24] {
+            for rows in [1, 1000, CHUNK_ROWS, CHUNK_ROWS + 1, 65_536] {
+                let chunks: Vec<_> = chunks(rows, vocabulary).collect();
+                assert_eq!(chunks.first().map(|chunk| chunk.start), Some(0));
+                assert_eq!(chunks.last().map(|chunk| chunk.end), Some(rows));
+                assert!(chunks.windows(2).all(|pair| pair[0].end == pair[1].start));
+                let threads = |len: usize| len * vocabulary.div_ceil(4);
+                assert!(chunks.iter().all(|chunk| threads(chunk.len()) < THINGS_MAX));
+                assert!(chunks.iter().all(|chunk| chunk.len() <= CHUNK_ROWS));
+                let lens = chunks.iter().map(std::ops::Range::len);
+                let shortest = lens.clone().min().expect("there is one");
+                let longest = lens.max().expect("there is one");
+                assert!(longest - shortest < chunks.len() * TILE_ROWS, "{rows} {vocabulary}");
+            }
         }
     }
 }

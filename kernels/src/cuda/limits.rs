@@ -102,8 +102,10 @@ impl PassShape {
         // Elementwise kernels compute four of a row's floats a thread.
         let of_rows = [width, queries + 2 * keys, 2 * mlp_width].map(|width| width.div_ceil(4));
         let widest = of_rows.into_iter().max().expect("there are three");
-        // A thread computes one float of the gradients of keys and values and of positions.
-        (rows * widest.max(2 * keys)).max(sequence_len * width)
+        // A thread computes four pairs of rotary angles of a head, or one float of the gradients of keys
+        // and values and of positions.
+        let rotated = (heads + kv_heads) * (head_width / 2).div_ceil(4);
+        (rows * widest.max(rotated).max(2 * keys)).max(sequence_len * width)
     }
 }
 

@@ -404,7 +404,9 @@ impl<D: TimedDevice> TimingTable<'_, D> {
         let mut gradient = self.floats(wide * width + wide)?;
         let flop = 2.0 * (rows * wide * width) as f64;
         let activations = self.row_bytes(width) + 2 * self.row_bytes(wide);
-        let work = WorkFloor { bytes: activations, flop };
+        let weights = wide * width;
+        let bytes = activations + weights * self.harness.backend.precision().bytes();
+        let work = WorkFloor { bytes, flop };
         self.time("up F, bias and gelu", work, |device| {
             let bias = Some(BufferView::new(&bias, 0..wide));
             let epilogue = ForwardEpilogue::Gelu { before: &mut before };
@@ -414,10 +416,10 @@ impl<D: TimedDevice> TimingTable<'_, D> {
             let to = BackwardEpilogue::Gelu { before_then_gradient: &mut before };
             device.linear_backward_input(rows, &x, &down_matrix, to);
         })?;
-        let gradients = WorkFloor { bytes: activations + 8 * wide * width, flop };
-        self.time("up W, bias", gradients, |device| {
-            let bias = Some(wide * width..wide * width + wide);
-            let to = LinearGradient { buffer: &mut gradient, weight: 0..wide * width, bias };
+        let bytes = self.row_bytes(width) + self.row_bytes(wide) + 8 * weights;
+        self.time("up W, bias", WorkFloor { bytes, flop }, |device| {
+            let bias = Some(weights..weights + wide);
+            let to = LinearGradient { buffer: &mut gradient, weight: 0..weights, bias };
             device.linear_backward_weights(rows, up, &x, &h, to, Accumulate::Add);
         })?;
         Ok(())

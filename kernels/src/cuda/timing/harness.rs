@@ -7,7 +7,7 @@ use crate::backend::Backend;
 use crate::cuda::device::{Device, MatrixProduct};
 use crate::cuda::{CudaBackend, CudaDevice, DeviceFault};
 
-/// Seconds that a run takes at least: a hundred times what the host takes to enqueue a launch.
+/// Seconds that a run aims at: a hundred times what the host takes to enqueue a launch.
 const RUN_S_MIN: f64 = 1e-3;
 /// Times that work is enqueued in a run at most, before anything waits.
 const TIMES_MAX: f64 = 32.0;
