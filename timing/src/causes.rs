@@ -4,15 +4,18 @@
 //! is simulated again with the time of every single pass of a step, and once more with the times of
 //! messages: the time that each simulation adds is the cost of its cause. Waits for verdicts are
 //! reported by the stages. The remainder is the rest: threads that were not woken, and everything
-//! between two operations.
+//! between two operations. What lies between the last pass of a step and the first of the next is a
+//! part of its own: updates, and steps that may not begin before updates lie on other nodes.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 use zbelastic_consensus::validation::Turn;
 use zbelastic_schedule::{
     Compute, Costs, Flow, Op, Pass, Placement, Program, Timeline, Window, simulate_with,
 };
+use zbelastic_trainer::stage::EngineActivity;
 use zbelastic_types::StageIndex;
 
 use super::{MeasuredSlice, MeasuredSpan, PLANNED_STEPS, SliceActivity, longest, total_us};
@@ -28,16 +31,21 @@ pub struct StepTimeBreakdown {
     pub messages_ms: f64,
     /// Time that was waited for verdicts, and for the sums before them.
     pub verdicts_ms: f64,
-    /// Time of the step that the other parts leave.
+    /// Time of the step's passes that the other parts leave.
     pub rest_ms: f64,
+    /// Time between the passes of the step before and its own, without waits for verdicts and held-out
+    /// text.
+    #[serde(default)]
+    pub between_ms: f64,
 }
 
 impl StepTimeBreakdown {
     /// The step's time: the sum of all parts.
     #[must_use]
     pub fn total_ms(&self) -> f64 {
-        let Self { planned_ms, computation_ms, messages_ms, verdicts_ms, rest_ms } = self;
-        planned_ms + computation_ms + messages_ms + verdicts_ms + rest_ms
+        let Self { planned_ms, computation_ms, messages_ms, verdicts_ms, rest_ms, between_ms } =
+            self;
+        planned_ms + computation_ms + messages_ms + verdicts_ms + rest_ms + between_ms
     }
 
     /// The mean with `count` others, of which this is the mean so far.
@@ -50,6 +58,7 @@ impl StepTimeBreakdown {
             messages_ms: mean(self.messages_ms, other.messages_ms),
             verdicts_ms: mean(self.verdicts_ms, other.verdicts_ms),
             rest_ms: mean(self.rest_ms, other.rest_ms),
+            between_ms: mean(self.between_ms, other.between_ms),
         }
     }
 }
@@ -68,17 +77,20 @@ impl BaselineProfile {
         Some(Self { costs, planned_us })
     }
 
-    /// The causes of a step that `turn` brought to its end, if every stage has an extent.
+    /// The causes of a step that `turn` brought to its end, if every stage has an extent. `before` are
+    /// the extents of the step before.
     pub(super) fn causes(
         &self,
         program: &Program,
         (stages, extents): (&[VecDeque<MeasuredSlice>], &[MeasuredSpan]),
+        before: Option<&[MeasuredSpan]>,
         turn: Turn,
     ) -> Option<StepTimeBreakdown> {
         if extents.len() != stages.len() {
             return None;
         }
         let passes = passes_of(stages, turn);
+        let window = program.window?;
         let span = |extent: &MeasuredSpan| extent.end_us - extent.start_us;
         let critical = extents.iter().position(|extent| span(extent) >= longest(extents, span))?;
         let lag_us = lag_us(&program.placement, &passes);
@@ -93,14 +105,21 @@ impl BaselineProfile {
         let computed_us = span_us(program, costs, &took)?;
         let slow = Costs { link: costs.link + lag_us, ..costs.clone() };
         let carried_us = span_us(program, &slow, &took)?;
-        let verdicts_us = waited_us(&stages[critical], &extents[critical]);
-        let rest_us = total_us(extents, program.window?) - carried_us - verdicts_us;
+        let MeasuredSpan { start_us, end_us, .. } = extents[critical];
+        let verdicts_us = waited_us(&stages[critical], start_us..end_us);
+        let rest_us = total_us(extents, window) - carried_us - verdicts_us;
+        let between = before.map(|before| gap_us(window, critical, before, extents));
+        let between = between.unwrap_or(start_us..start_us);
+        let waited_us = waited_us(&stages[critical], between.clone());
+        let apart_us = between.end - between.start;
+        let between_us = apart_us - waited_us - evaluated_us(&stages[critical], between);
         Some(StepTimeBreakdown {
             planned_ms: planned_us / 1e3,
             computation_ms: (computed_us - planned_us) / 1e3,
             messages_ms: (carried_us - computed_us) / 1e3,
-            verdicts_ms: verdicts_us / 1e3,
+            verdicts_ms: (verdicts_us + waited_us) / 1e3,
             rest_ms: rest_us / 1e3,
+            between_ms: between_us.max(0.0) / 1e3,
         })
     }
 }
@@ -182,12 +201,43 @@ pub(super) fn made(
     end.map(|end| (maker, end))
 }
 
-fn waited_us(slices: &VecDeque<MeasuredSlice>, extent: &MeasuredSpan) -> f64 {
-    let within = slices.iter().filter(|slice| match slice.doing {
-        SliceActivity::Waited(_) => {
-            slice.start_us >= extent.start_us && slice.end_us <= extent.end_us
+/// From the last pass of the step before to the first one, in the measure of the window; empty where they
+/// overlap.
+fn gap_us(
+    window: Window,
+    critical: usize,
+    before: &[MeasuredSpan],
+    extents: &[MeasuredSpan],
+) -> Range<f64> {
+    let (end_us, start_us) = match window {
+        Window::One => (before[critical].end_us, extents[critical].start_us),
+        Window::Zero => {
+            let starts = extents.iter().map(|extent| extent.start_us);
+            (longest(before, |extent| extent.end_us), starts.fold(f64::INFINITY, f64::min))
         }
-        SliceActivity::Ran(_) => false,
-    });
-    within.map(|slice| slice.end_us - slice.start_us).sum()
+    };
+    end_us.min(start_us)..start_us
+}
+
+/// Time that a stage waited for verdicts within a span.
+fn waited_us(slices: &VecDeque<MeasuredSlice>, within: Range<f64>) -> f64 {
+    time_us(slices, within, |slice| matches!(slice.doing, SliceActivity::Waited(_)))
+}
+
+/// Time of a stage's passes over held-out text within a span.
+fn evaluated_us(slices: &VecDeque<MeasuredSlice>, within: Range<f64>) -> f64 {
+    time_us(slices, within, |slice| {
+        matches!(slice.doing, SliceActivity::Ran(EngineActivity::Evaluation { .. }))
+    })
+}
+
+fn time_us(
+    slices: &VecDeque<MeasuredSlice>,
+    within: Range<f64>,
+    is_it: impl Fn(&MeasuredSlice) -> bool,
+) -> f64 {
+    let is_within =
+        |slice: &&MeasuredSlice| slice.start_us >= within.start && slice.end_us <= within.end;
+    let found = slices.iter().filter(is_within).filter(|slice| is_it(slice));
+    found.map(MeasuredSlice::duration_us).sum()
 }

@@ -171,6 +171,8 @@ pub struct RunTiming {
     /// The times of passes in the first of them, against which the others are compared.
     profile: Option<BaselineProfile>,
     causes: Option<StepTimeBreakdown>,
+    /// The step that ended last, and by stage from its first pass to its last.
+    last: Option<(Step, Vec<MeasuredSpan>)>,
 }
 
 /// Steps that make the profile. The very first ones touch memory for the first time.
@@ -190,6 +192,7 @@ impl RunTiming {
             ended: 0,
             profile: None,
             causes: None,
+            last: None,
             setup,
         }
     }
@@ -243,7 +246,9 @@ impl RunTiming {
             Window::One => timeline.bubble_span(step),
         };
         self.explain(turn, &extents);
-        BubbleShares { measured: measured_bubble(&extents, window), planned, causes: self.causes }
+        let measured = measured_bubble(&extents, window);
+        self.last = Some((turn.step, extents));
+        BubbleShares { measured, planned, causes: self.causes }
     }
 
     /// Adds the step to the means of the causes.
@@ -257,7 +262,13 @@ impl RunTiming {
             return;
         };
         let program = &self.setup.plan.program;
-        let Some(found) = profile.causes(program, (&self.slices, extents), turn) else { return };
+        let before = self
+            .last
+            .as_ref()
+            .filter(|(step, spans)| step.0 + 1 == turn.step.0 && spans.len() == extents.len());
+        let before = before.map(|(_, spans)| spans.as_slice());
+        let measured = (self.slices.as_slice(), extents);
+        let Some(found) = profile.causes(program, measured, before, turn) else { return };
         let count = self.ended - PROFILED_STEPS - 1;
         self.causes = Some(self.causes.map_or(found, |mean| mean.mean_with(found, count)));
     }

@@ -1,6 +1,6 @@
 use zbelastic_planner::StepMeasurement;
 use zbelastic_schedule::Flow;
-use zbelastic_types::{Attempt, Generation};
+use zbelastic_types::{Attempt, Generation, MicrobatchIndex};
 
 use super::arrivals::ArrivalKind;
 use super::*;
@@ -237,10 +237,40 @@ mod explained {
         assert!((found - expected).abs() < 1e-6, "{found}, not {expected}");
     }
 
+    /// A step begins a second after the one before.
+    #[test]
+    fn what_lies_between_steps_is_a_part_of_them() {
+        let found = causes(AS_PROFILED);
+        near(found.total_ms(), 1000.0);
+        assert!(found.between_ms > 990.0, "{found:?}");
+    }
+
+    #[test]
+    fn held_out_text_is_not_between_steps() {
+        let mut timing = timing(ScheduleKind::ZbH1, Window::One);
+        let program = timing.setup.plan.program.clone();
+        let mut found = None;
+        for number in 0..u64::from(PROFILED_STEPS) + 2 {
+            let turn = turn(number, 0);
+            for (stage, mut slices) in
+                (0..).map(StageIndex).zip(slices_of(&program, turn, AS_PROFILED))
+            {
+                let start_us = 1e6 * number as f64 + 500_000.0;
+                let chunk = ChunkIndex(stage.0);
+                let pass = Pass { chunk, microbatch: MicrobatchIndex(0), slice: SliceIndex(0) };
+                let doing = SliceActivity::Ran(EngineActivity::Evaluation { pass });
+                slices.push(MeasuredSlice { doing, start_us, end_us: start_us + 300_000.0 });
+                timing.record(stage, slices);
+            }
+            found = timing.end_step(turn).causes;
+        }
+        near(found.expect("it was held against the profile").total_ms(), 700.0);
+    }
+
     #[test]
     fn steps_as_profiled_are_as_planned() {
         let found = causes(AS_PROFILED);
-        near(found.total_ms(), found.planned_ms);
+        near(found.total_ms() - found.between_ms, found.planned_ms);
         for cause in [found.computation_ms, found.messages_ms, found.verdicts_ms, found.rest_ms] {
             near(cause, 0.0);
         }

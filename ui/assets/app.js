@@ -214,7 +214,7 @@ function drawCharts() {
 
 const lanes = new Lanes(byId("lanes"), byId("lane-tip"));
 const CAUSES = [
-  ["planned_ms", "as planned", "--w"], ["computation_ms", "slower passes", "--b"], ["messages_ms", "messages", "--f"], ["verdicts_ms", "verdicts", "--u"], ["rest_ms", "rest", "--x"],
+  ["planned_ms", "as planned", "--w"], ["computation_ms", "slower passes", "--b"], ["messages_ms", "messages", "--f"], ["verdicts_ms", "verdicts", "--u"], ["rest_ms", "rest", "--x"], ["between_ms", "between steps", "--g"],
 ];
 
 function drawLanes() {

@@ -220,11 +220,18 @@ fn print_notes(notes: &[String], out: &mut dyn Write) -> io::Result<()> {
 
 /// Where the time of a step went, each cause beside its planned share.
 fn causes_line(causes: &StepTimeBreakdown) -> String {
-    let StepTimeBreakdown { planned_ms, computation_ms, messages_ms, verdicts_ms, rest_ms } =
-        causes;
+    let StepTimeBreakdown {
+        planned_ms,
+        computation_ms,
+        messages_ms,
+        verdicts_ms,
+        rest_ms,
+        between_ms,
+    } = causes;
     format!(
         "time    {:.1} ms a step: {planned_ms:.1} as planned, {computation_ms:+.1} computation, \
-         {messages_ms:+.1} messages, {verdicts_ms:+.1} verdicts, {rest_ms:+.1} the rest",
+         {messages_ms:+.1} messages, {verdicts_ms:+.1} verdicts, {rest_ms:+.1} the rest, \
+         {between_ms:+.1} between steps",
         causes.total_ms()
     )
 }
