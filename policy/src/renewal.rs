@@ -10,6 +10,71 @@ pub const RENEWAL_TICKS: u32 = 6_000;
 /// The same while another authority issues than the one that made the certificate: three seconds.
 pub const RETRY_TICKS: u32 = 300;
 
+/// Ticks between two checks of the administrator's certificate, which is renewed days before it ends:
+/// an hour.
+const ADMIN_CHECK_TICKS: u32 = 360_000;
+/// The same after a renewal that failed: ten seconds. A command of the administrator may have written
+/// its folder at the same time.
+const ADMIN_RETRY_TICKS: u32 = 1_000;
+
+/// When a controller checks the administrator's certificate in its folder, and renews it if that is
+/// due. One check is under way at a time: two would write the same files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AdminRenewal {
+    /// Ticks until the next check, while none is under way.
+    ticks: u32,
+    check: AdminCheck,
+}
+
+/// A check of the administrator's certificate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum AdminCheck {
+    /// None is under way.
+    Due,
+    /// One is under way.
+    UnderWay,
+    /// One is under way, and authorities changed meanwhile.
+    Stale,
+}
+
+impl Default for AdminRenewal {
+    fn default() -> Self {
+        Self { ticks: ADMIN_CHECK_TICKS, check: AdminCheck::Due }
+    }
+}
+
+impl AdminRenewal {
+    /// A tick. Returns whether a check begins.
+    pub fn handle_tick(&mut self) -> bool {
+        match self.check {
+            AdminCheck::UnderWay | AdminCheck::Stale => false,
+            AdminCheck::Due => {
+                self.ticks = self.ticks.saturating_sub(1);
+                self.ticks == 0 && self.request()
+            }
+        }
+    }
+
+    /// A check is requested at once, because authorities changed. Returns whether it begins: behind one
+    /// that is under way it does when that one ended.
+    pub fn request(&mut self) -> bool {
+        let before = self.check;
+        self.check = match before {
+            AdminCheck::Due => AdminCheck::UnderWay,
+            AdminCheck::UnderWay | AdminCheck::Stale => AdminCheck::Stale,
+        };
+        before == AdminCheck::Due
+    }
+
+    /// The check that was under way ended. Returns whether another begins.
+    pub fn end(&mut self, has_failed: bool) -> bool {
+        self.ticks = if has_failed { ADMIN_RETRY_TICKS } else { ADMIN_CHECK_TICKS };
+        let is_stale = self.check == AdminCheck::Stale;
+        self.check = if is_stale { AdminCheck::UnderWay } else { AdminCheck::Due };
+        is_stale
+    }
+}
+
 /// The state of the node's own certificate, as a check found it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CertificateStatus {
@@ -81,6 +146,22 @@ fn next(status: CertificateStatus) -> RenewalAction {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn renewals_of_the_administrator_come_one_after_the_other_and_again_after_a_fault() {
+        let mut renewal = AdminRenewal::default();
+        assert!((1..ADMIN_CHECK_TICKS).all(|_| !renewal.handle_tick()));
+        assert!(renewal.handle_tick(), "an hour is over");
+        assert!(!renewal.handle_tick(), "one is under way");
+        assert!(!renewal.end(false));
+        assert_eq!(renewal, AdminRenewal::default());
+        assert!(renewal.request(), "authorities changed");
+        assert!(!renewal.request(), "another would write the same files");
+        assert!(renewal.end(true), "the last change is in nobody's files yet");
+        assert!(!renewal.end(true));
+        assert!((1..ADMIN_RETRY_TICKS).all(|_| !renewal.handle_tick()));
+        assert!(renewal.handle_tick(), "what failed is tried again soon");
+    }
 
     #[test]
     fn a_certificate_is_renewed_after_two_thirds_and_as_a_joiner_after_its_end() {

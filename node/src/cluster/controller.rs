@@ -434,9 +434,9 @@ impl ControllerNode {
             }
             ControllerCompletion::Uploaded(upload) => self.handle_upload_write(upload),
             ControllerCompletion::Disks(found) => self.handle_disks(found),
-            ControllerCompletion::AdminNotRenewed(reason) => {
-                let text = format!("the administrator's certificate is not renewed: {reason}");
-                self.ports.journal.warn(text);
+            ControllerCompletion::AdminRenewal(result) => {
+                let ControllerPorts { tasks, journal, .. } = &mut self.ports;
+                self.certificates.handle_admin_renewal(result, tasks, journal);
             }
             ControllerCompletion::AuthorityKey(secret) => {
                 let folder = self.certificates.authority_folder();

@@ -10,17 +10,13 @@ use zbelastic_identity::{
     AuthorityFault, CertificateLife, ClusterAuthority, Credentials, IssuedCertificate, JoinAttempt,
     JoinRefusal, PeerIdentity, PeerRole, RequestedKey, UnixSeconds,
 };
-use zbelastic_policy::renewal::{CertificateStatus, RenewalAction, RenewalWatch};
+use zbelastic_policy::renewal::{AdminRenewal, CertificateStatus, RenewalAction, RenewalWatch};
 use zbelastic_types::{Digest, NodeId};
 
 use super::ports::{ControllerCompletion, ControllerPorts, ControllerTasks};
 use crate::cluster::journal::Journal;
 use crate::cluster::renewal::renew_admin_if_due;
 use crate::data_folder::NodeDataFolder;
-
-/// Ticks between two checks of the administrator's certificate, which is renewed days before it
-/// ends: an hour.
-const ADMIN_LOOK_TICKS: u32 = 360_000;
 
 /// The authority of a controller, its own certificate, and when that is renewed.
 pub(super) struct ControllerCertificates {
@@ -29,8 +25,7 @@ pub(super) struct ControllerCertificates {
     authority: Arc<ClusterAuthority>,
     credentials: Credentials,
     renewal: RenewalWatch,
-    /// Ticks since the administrator's certificate was checked.
-    admin_ticks: u32,
+    admin: AdminRenewal,
 }
 
 impl ControllerCertificates {
@@ -40,7 +35,7 @@ impl ControllerCertificates {
         credentials: Credentials,
     ) -> Self {
         let renewal = RenewalWatch::default();
-        Self { me, folder, authority, credentials, renewal, admin_ticks: 0 }
+        Self { me, folder, authority, credentials, renewal, admin: AdminRenewal::default() }
     }
 
     /// The authority that issues here.
@@ -66,10 +61,8 @@ impl ControllerCertificates {
     /// A controller has the authority, and renews its own certificate long before it ends. One that
     /// failed is not tried at the next tick: it writes to a disk.
     pub(super) fn handle_tick(&mut self, tasks: &ControllerTasks, journal: &mut Journal) {
-        self.admin_ticks += 1;
-        if self.admin_ticks == ADMIN_LOOK_TICKS {
-            self.admin_ticks = 0;
-            self.renew_admin(tasks);
+        if self.admin.handle_tick() {
+            self.begin_admin_renewal(tasks);
         }
         let credentials = &self.credentials;
         let status = || {
@@ -110,19 +103,41 @@ impl ControllerCertificates {
         Ok(())
     }
 
-    /// Renews the administrator's certificate in this folder if it is due, however long the
-    /// controller runs.
-    pub(super) fn renew_admin(&self, tasks: &ControllerTasks) {
+    /// Renews the administrator's certificate in this folder if it is due, because authorities changed.
+    pub(super) fn renew_admin(&mut self, tasks: &ControllerTasks) {
+        if self.admin.request() {
+            self.begin_admin_renewal(tasks);
+        }
+    }
+
+    /// The renewal of the administrator's certificate ended.
+    pub(super) fn handle_admin_renewal(
+        &mut self,
+        result: Result<(), String>,
+        tasks: &ControllerTasks,
+        journal: &mut Journal,
+    ) {
+        if self.admin.end(result.is_err()) {
+            self.begin_admin_renewal(tasks);
+        }
+        if let Err(why) = result {
+            journal.warn(format!("the administrator's certificate is not renewed: {why}"));
+        }
+    }
+
+    fn begin_admin_renewal(&self, tasks: &ControllerTasks) {
         let folder = self.folder.clone();
         let authority = Arc::clone(&self.authority);
         let own = self.credentials.clone();
         tasks.spawn(async move {
             // A disk is read and synced beside the loop.
             let renew = move || renew_admin_if_due(&folder, &authority, &own);
-            match tokio::task::spawn_blocking(renew).await {
-                Ok(Err(failure)) => Some(ControllerCompletion::AdminNotRenewed(failure.what)),
-                Ok(Ok(_)) | Err(_) => None,
-            }
+            let renewed = tokio::task::spawn_blocking(renew).await;
+            let result = match renewed {
+                Ok(renewed) => renewed.map_err(|failure| failure.what),
+                Err(error) => Err(error.to_string()),
+            };
+            Some(ControllerCompletion::AdminRenewal(result))
         });
     }
 

@@ -29,8 +29,8 @@ pub(super) enum ControllerCompletion {
     Uploaded(UploadWriteResult),
     /// The space on the node's disks, as far as it is known.
     Disks(NodeDisks),
-    /// The administrator's certificate could not be renewed, and why.
-    AdminNotRenewed(String),
+    /// The administrator's certificate was renewed if that was due, or why it could not be.
+    AdminRenewal(Result<(), String>),
     /// The key of the authority that follows, or why it did not arrive.
     AuthorityKey(Result<AuthoritySecret, String>),
 }
