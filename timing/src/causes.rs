@@ -18,7 +18,9 @@ use zbelastic_schedule::{
 use zbelastic_trainer::stage::EngineActivity;
 use zbelastic_types::StageIndex;
 
-use super::{MeasuredSlice, MeasuredSpan, PLANNED_STEPS, SliceActivity, longest, total_us};
+use super::{
+    MeasuredSlice, MeasuredSpan, PLANNED_STEPS, SliceActivity, earliest_us, longest, total_us,
+};
 
 /// Where the time of a step goes, in milliseconds: the sum is its duration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -211,10 +213,7 @@ fn gap_us(
 ) -> Range<f64> {
     let (end_us, start_us) = match window {
         Window::One => (before[critical].end_us, extents[critical].start_us),
-        Window::Zero => {
-            let starts = extents.iter().map(|extent| extent.start_us);
-            (longest(before, |extent| extent.end_us), starts.fold(f64::INFINITY, f64::min))
-        }
+        Window::Zero => (longest(before, |extent| extent.end_us), earliest_us(extents)),
     };
     end_us.min(start_us)..start_us
 }

@@ -237,8 +237,7 @@ impl RunTiming {
         let window = self.setup.plan.program.window.expect("a plan is lowered");
         let extents: Vec<MeasuredSpan> =
             self.slices.iter().filter_map(|slices| MeasuredSpan::of_step(slices, turn)).collect();
-        let start_us = extents.iter().map(|extent| extent.start_us).fold(f64::INFINITY, f64::min);
-        self.forget_before_step(start_us);
+        self.forget_before_step(earliest_us(&extents));
         let timeline = self.planned_timeline(PLANNED_STEPS);
         let step = PLANNED_STEPS - 2;
         let planned = match window {
@@ -387,14 +386,16 @@ fn longest(extents: &[MeasuredSpan], of: fn(&MeasuredSpan) -> f64) -> f64 {
     extents.iter().map(of).fold(0.0, f64::max)
 }
 
+/// When the first pass of any stage began.
+fn earliest_us(extents: &[MeasuredSpan]) -> f64 {
+    extents.iter().map(|extent| extent.start_us).fold(f64::INFINITY, f64::min)
+}
+
 /// The duration of a step, in the measure of its window.
 fn total_us(extents: &[MeasuredSpan], window: Window) -> f64 {
     match window {
         Window::One => longest(extents, |extent| extent.end_us - extent.start_us),
-        Window::Zero => {
-            let start = extents.iter().map(|extent| extent.start_us).fold(f64::INFINITY, f64::min);
-            longest(extents, |extent| extent.end_us) - start
-        }
+        Window::Zero => longest(extents, |extent| extent.end_us) - earliest_us(extents),
     }
 }
 

@@ -197,6 +197,10 @@ impl<D: TimedDevice> TimingTable<'_, D> {
         self.harness.backend.allocate(len)
     }
 
+    fn matrix(&self, shape: MatrixShape) -> Result<CudaMatrix<D>, AllocateError> {
+        self.harness.backend.allocate_matrix(shape)
+    }
+
     fn row_bytes(&self, width: usize) -> usize {
         self.sizes.rows() * width * self.harness.backend.precision().bytes()
     }
@@ -337,7 +341,7 @@ impl<D: TimedDevice> TimingTable<'_, D> {
         let mut nothing = self.floats(0)?;
         let mut m = self.floats(len)?;
         let mut v = self.floats(len)?;
-        let mut matrix = self.harness.backend.allocate_matrix(shape)?;
+        let mut matrix = self.matrix(shape)?;
         self.time("adamw candidate", WorkFloor::of_bytes((16 + packed_bytes) * len), |device| {
             let mut parts = [MatrixPart { range: all(), matrix: &mut matrix }];
             let state = UpdateState { w: &w, m: &m, v: &v, g: &g };
@@ -401,10 +405,10 @@ impl<D: TimedDevice> TimingTable<'_, D> {
         let up = MatrixShape { outputs: wide, inputs: width };
         let down = MatrixShape { outputs: width, inputs: wide };
         let [up_matrix, down_matrix] = [self.matrix(up)?, self.matrix(down)?];
-        let mut gradient = self.floats(wide * width + wide)?;
-        let flop = 2.0 * (rows * wide * width) as f64;
-        let activations = self.row_bytes(width) + 2 * self.row_bytes(wide);
         let weights = wide * width;
+        let mut gradient = self.floats(weights + wide)?;
+        let flop = 2.0 * (rows * weights) as f64;
+        let activations = self.row_bytes(width) + 2 * self.row_bytes(wide);
         let bytes = activations + weights * self.harness.backend.precision().bytes();
         let work = WorkFloor { bytes, flop };
         self.time("up F, bias and gelu", work, |device| {
@@ -425,15 +429,11 @@ impl<D: TimedDevice> TimingTable<'_, D> {
         Ok(())
     }
 
-    fn matrix(&self, shape: MatrixShape) -> Result<CudaMatrix<D>, AllocateError> {
-        self.harness.backend.allocate_matrix(shape)
-    }
-
     fn products(&mut self, name: &str, shape: MatrixShape) -> Result<(), TimingError> {
         let (rows, MatrixShape { outputs, inputs }) = (self.sizes.rows(), shape);
         let mut x = self.rows_of(inputs)?;
         let mut y = self.rows_of(outputs)?;
-        let matrix = self.harness.backend.allocate_matrix(shape)?;
+        let matrix = self.matrix(shape)?;
         let len = outputs * inputs;
         let bytes = self.harness.backend.precision().bytes();
         let moved = self.row_bytes(inputs) + self.row_bytes(outputs);
@@ -476,7 +476,7 @@ impl<D: TimedDevice> TimingTable<'_, D> {
         let (rows, TimedSizes { width, vocabulary, .. }) = (self.sizes.rows(), self.sizes);
         let targets: Vec<u32> = (0..rows).map(|row| (3 * row % vocabulary) as u32).collect();
         let shape = MatrixShape { outputs: vocabulary, inputs: width };
-        let matrix = self.harness.backend.allocate_matrix(shape)?;
+        let matrix = self.matrix(shape)?;
         let x = self.rows_of(width)?;
         let mut dx = self.rows_of(width)?;
         let mut logits = self.rows_of(vocabulary)?;
