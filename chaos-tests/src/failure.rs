@@ -67,6 +67,8 @@ pub enum Invariant {
     L4,
     /// A process leaves a plan that was made for a drift alone for its steps, as far as it has seen them.
     L5,
+    /// No checkpoint is given up while a worker that was just lost may come back with a piece of it.
+    L6,
     /// No store grows beyond the data that is kept.
     H1,
     /// A checkpoint is placed while members have disk space for it.
@@ -126,6 +128,7 @@ impl Invariant {
             | Self::L3
             | Self::L4
             | Self::L5
+            | Self::L6
             | Self::F1
             | Self::Canary => false,
         }

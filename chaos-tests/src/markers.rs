@@ -127,6 +127,8 @@ pub enum Marker {
     Unshared,
     /// The ends of a tied model made one gradient of their parts across two stages.
     TiedAcrossStages,
+    /// A piece of a checkpoint could not be read, for no process ran on the machines that keep it.
+    KeepersAway,
     /// A bit of a state flipped, and the holder that could have reported it was lost in the same
     /// step: nothing is promised then, and the life ends.
     WitnessLost,
@@ -136,7 +138,7 @@ pub enum Marker {
 
 impl Marker {
     /// All markers, in the order of the report.
-    pub const ALL: [Self; 61] = [
+    pub const ALL: [Self; 62] = [
         Self::Clipped,
         Self::Skipped,
         Self::Replayed,
@@ -196,6 +198,7 @@ impl Marker {
         Self::PlaceGiven,
         Self::Unshared,
         Self::TiedAcrossStages,
+        Self::KeepersAway,
         Self::WitnessLost,
         Self::Halted,
     ];

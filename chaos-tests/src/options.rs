@@ -165,6 +165,10 @@ pub struct LifeOptions {
     /// Share of reads from the store that fail.
     #[serde(default)]
     pub read_failures: f64,
+    /// Workers on whose disks a piece of a checkpoint lies, its writer among them; 0 where all nodes
+    /// reach all pieces.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub piece_copies: u32,
     /// The cluster begins with the program before this one, in the format before this one's, and
     /// its machines get this one as they start again.
     #[serde(default)]
@@ -247,6 +251,10 @@ const LANES_SHARE: f64 = 0.5;
 const DIRECTIONS_SHARE: f64 = 0.25;
 /// The share of lives with lanes that have replicas, if their workers suffice for two.
 const REPLICAS_SHARE: f64 = 0.5;
+/// The share of lives in which pieces of checkpoints lie on disks of workers, and the most workers that
+/// have one.
+const KEEPERS_SHARE: f64 = 0.3;
+const KEEPERS_MAX: u64 = 2;
 /// Ticks from one such checkpoint to the next: some steps.
 const CHECKPOINT_TICKS: (u64, u64) = (40, 200);
 /// Operations of a microbatch in a stage: F, B and W.
@@ -267,6 +275,15 @@ fn draw_copies(draws: &mut Draws) -> u32 {
         share if share < 0.7 => 1,
         _ => 0,
     }
+}
+
+fn draw_piece_copies(draws: &mut Draws) -> u32 {
+    if draws.chance(KEEPERS_SHARE) { draws.between(1, KEEPERS_MAX) as u32 } else { 0 }
+}
+
+/// What is not written, since it is what lives were before there was the option.
+fn is_zero(count: &u32) -> bool {
+    *count == 0
 }
 
 impl LifeOptions {
@@ -324,6 +341,7 @@ impl LifeOptions {
             lanes: LaneCount::ONE,
             replicas: ReplicaCount::ONE,
             drift: None,
+            piece_copies: 0,
             old_programs: false,
             network: draw_network(&mut draws, &classes),
             classes,
@@ -335,6 +353,7 @@ impl LifeOptions {
         options.draw_lanes(&mut Draws::new(seed, DrawPurpose::Lanes));
         options.draw_replicas(&mut Draws::new(seed, DrawPurpose::Replicas));
         options.draw_drift(seed, training_us);
+        options.piece_copies = draw_piece_copies(&mut Draws::new(seed, DrawPurpose::Keepers));
         options.old_programs = Draws::new(seed, DrawPurpose::Programs).chance(OLD_PROGRAMS_SHARE);
         options
     }

@@ -52,6 +52,8 @@ pub enum DrawPurpose {
     HousekeepingHashes = 21,
     /// When operations of disks fail there.
     HousekeepingDisks = 22,
+    /// Which disks keep the pieces of checkpoints.
+    Keepers = 23,
 }
 
 /// A stream of draws: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).

@@ -108,6 +108,7 @@ impl<F: FnMut(&LifeCase) -> Option<LifeFailure>> ShrinkSearch<F> {
             | self.lessen_steps()
             | self.drop_pace()
             | self.drop_drift()
+            | self.drop_keepers()
     }
 
     /// Lets no work be long.
@@ -120,6 +121,12 @@ impl<F: FnMut(&LifeCase) -> Option<LifeFailure>> ShrinkSearch<F> {
     fn drop_drift(&mut self) -> bool {
         let mut case = self.smallest.case.clone();
         case.options.drift.take().is_some() && self.try_case(case)
+    }
+
+    /// Lets all nodes reach the pieces of checkpoints.
+    fn drop_keepers(&mut self) -> bool {
+        let mut case = self.smallest.case.clone();
+        std::mem::take(&mut case.options.piece_copies) > 0 && self.try_case(case)
     }
 
     /// The first of these numbers of machines with which the case still fails.

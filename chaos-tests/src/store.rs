@@ -1,9 +1,11 @@
-//! The checkpoint store: a folder that all nodes reach, and that survives them.
+//! The checkpoint store, which survives all processes: a folder that all nodes reach, or pieces on the
+//! disks of workers, which can be read while a process runs there.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use zbelastic_types::{Digest, LayerId, NodeId, Step};
 
+use crate::queue::VirtualTime;
 use crate::random::Draws;
 
 /// The key of a piece: its name is the digest of its content.
@@ -14,6 +16,8 @@ pub type PieceKey = (Step, LayerId, Digest);
 struct StoredPiece {
     bytes: Vec<u8>,
     writer: NodeId,
+    /// The workers that keep it on their disks. None: all nodes reach it.
+    keepers: BTreeSet<NodeId>,
     state: PieceState,
 }
 
@@ -42,18 +46,62 @@ impl StoredPiece {
 pub struct SimulatedStore {
     pieces: BTreeMap<PieceKey, StoredPiece>,
     manifests: BTreeMap<Step, Vec<u8>>,
+    /// Since when pieces of a version cannot be read because all processes of their keepers are gone.
+    unread_since: BTreeMap<Step, VirtualTime>,
     /// Whether writes to the store fail.
     pub fails: bool,
 }
 
 impl SimulatedStore {
-    /// Begins to write a piece. One that is whole stays as it is: its name determines its bytes.
-    pub fn put(&mut self, key: PieceKey, bytes: Vec<u8>, writer: NodeId) {
-        let is_there = self.pieces.get(&key).is_some_and(StoredPiece::is_whole);
-        if !is_there {
-            let piece = StoredPiece { bytes, writer, state: PieceState::UnderWay };
-            self.pieces.insert(key, piece);
+    /// Begins to write a piece to the disks of these workers, or where all nodes reach it. One that is
+    /// whole stays as it is: its name determines its bytes.
+    pub fn put(
+        &mut self,
+        key: PieceKey,
+        bytes: Vec<u8>,
+        writer: NodeId,
+        keepers: BTreeSet<NodeId>,
+    ) {
+        match self.pieces.get_mut(&key) {
+            Some(piece) if piece.is_whole() => piece.keepers.extend(keepers),
+            Some(_) | None => {
+                let piece = StoredPiece { bytes, writer, keepers, state: PieceState::UnderWay };
+                self.pieces.insert(key, piece);
+            }
         }
+    }
+
+    /// The workers that keep a piece on their disks. None if all nodes reach it.
+    pub fn keepers(&self, key: PieceKey) -> impl Iterator<Item = NodeId> + '_ {
+        self.pieces.get(&key).into_iter().flat_map(|piece| piece.keepers.iter().copied())
+    }
+
+    /// A worker goes for good, and others copy what it keeps, or it is carried to where all nodes reach
+    /// it.
+    pub fn hand_over(&mut self, from: NodeId, to: Option<NodeId>) {
+        for piece in self.pieces.values_mut().filter(|piece| piece.keepers.contains(&from)) {
+            piece.keepers.remove(&from);
+            match to {
+                Some(to) => drop(piece.keepers.insert(to)),
+                None => piece.keepers.clear(),
+            }
+        }
+    }
+
+    /// A piece of this version could not be read, for all processes of its keepers are gone.
+    pub fn note_unread(&mut self, version: Step, now: VirtualTime) {
+        self.unread_since.entry(version).or_insert(now);
+    }
+
+    /// All layers of this version were read, or it was written again.
+    pub fn note_read(&mut self, version: Step) {
+        self.unread_since.remove(&version);
+    }
+
+    /// Since when pieces of this version could not be read for want of their keepers.
+    #[must_use]
+    pub fn unread_since(&self, version: Step) -> Option<VirtualTime> {
+        self.unread_since.get(&version).copied()
     }
 
     /// A write ends. Yields whether the piece is durable.
@@ -144,6 +192,8 @@ impl SimulatedStore {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use zbelastic_trainer::elastic::LayerImage;
     use zbelastic_types::{Digest, LayerId, NodeId, Step};
 
@@ -169,9 +219,9 @@ mod tests {
         let mut torn = 0;
         for seed in 0..50 {
             let mut store = SimulatedStore::default();
-            store.put(key(0), bytes(), WRITER);
+            store.put(key(0), bytes(), WRITER, BTreeSet::new());
             assert!(store.finish(key(0)));
-            store.put(key(1), bytes(), WRITER);
+            store.put(key(1), bytes(), WRITER, BTreeSet::new());
             assert_eq!(store.get(key(1)), None, "it is under way");
             store.writer_crashed(WRITER, &mut Draws::new(seed, DrawPurpose::Store));
             assert_eq!(store.get(key(0)), Some(bytes()), "it was durable");
@@ -179,10 +229,23 @@ mod tests {
                 torn += 1;
                 assert!(LayerImage::decode(&left).is_err());
                 assert!(!store.finish(key(1)), "nobody ends what was torn");
-                store.put(key(1), bytes(), NodeId(2));
+                store.put(key(1), bytes(), NodeId(2), BTreeSet::new());
                 assert!(store.finish(key(1)), "another writes it anew");
             }
         }
         assert!((10..40).contains(&torn), "{torn}");
+    }
+
+    #[test]
+    fn a_piece_is_kept_by_whoever_it_was_written_to_and_by_whom_it_is_handed_over_to() {
+        let mut store = SimulatedStore::default();
+        store.put(key(0), bytes(), WRITER, [WRITER, NodeId(2)].into());
+        assert!(store.finish(key(0)));
+        store.put(key(0), bytes(), NodeId(3), [NodeId(3)].into());
+        store.hand_over(WRITER, Some(NodeId(4)));
+        let keepers: Vec<_> = store.keepers(key(0)).collect();
+        assert_eq!(keepers, [NodeId(2), NodeId(3), NodeId(4)]);
+        store.hand_over(NodeId(2), None);
+        assert_eq!(store.keepers(key(0)).count(), 0, "all nodes reach it");
     }
 }

@@ -286,7 +286,7 @@ impl Duties {
             Entry::Access(AccessChange::Forgotten { node }) => self.absences.restart_count(*node),
         }
         if result.is_ok() {
-            self.planning.unread.on_applied(state, entry);
+            self.planning.unread.on_applied(entry);
             self.checkpoint_timer.on_applied(state, entry, self.watch.now);
             self.unplaced.on_applied(state, entry);
         }

@@ -89,6 +89,8 @@ pub enum Mutant {
     M56AnyVersionsAhead,
     /// m57: a node whose store's disk fails an operation at its start does not start.
     M57IoFaultRefuses,
+    /// m58: a checkpoint is given up though a member with a piece on its disk was just lost; R11 off.
+    M58DisksNotAwaited,
 }
 
 #[cfg(feature = "mutants")]

@@ -18,7 +18,7 @@ pub enum KnownBug {
 
 impl KnownBug {
     /// All of them, by their numbers.
-    pub const ALL: [Self; 57] = [
+    pub const ALL: [Self; 58] = [
         Self::Bug(Bug::M1AckBeforeSync),
         Self::Mutant(Mutant::M2TurnUnchecked),
         Self::Bug(Bug::M3MomentsNotRestored),
@@ -72,6 +72,7 @@ impl KnownBug {
         Self::Bug(Bug::M55SumNotGathered),
         Self::Mutant(Mutant::M56AnyVersionsAhead),
         Self::Mutant(Mutant::M57IoFaultRefuses),
+        Self::Mutant(Mutant::M58DisksNotAwaited),
         Self::Mutant(Mutant::R2GenerationUnchecked),
         Self::Mutant(Mutant::R3SealedBeforeHeld),
         Self::Mutant(Mutant::R5CheckpointBeforeSeal),
@@ -135,6 +136,7 @@ impl KnownBug {
             Self::Bug(Bug::M55SumNotGathered) => "m55",
             Self::Mutant(Mutant::M56AnyVersionsAhead) => "m56",
             Self::Mutant(Mutant::M57IoFaultRefuses) => "m57",
+            Self::Mutant(Mutant::M58DisksNotAwaited) => "m58",
             Self::Mutant(Mutant::R2GenerationUnchecked) => "R2",
             Self::Mutant(Mutant::R3SealedBeforeHeld) => "R3",
             Self::Mutant(Mutant::R5CheckpointBeforeSeal) => "R5",
@@ -284,6 +286,9 @@ impl KnownBug {
             Self::Mutant(Mutant::M57IoFaultRefuses) => {
                 "an operation of the store's files that fails at the start keeps a node from starting"
             }
+            Self::Mutant(Mutant::M58DisksNotAwaited) => {
+                "a checkpoint is given up while a worker with a piece of it may come back (R11 off)"
+            }
             Self::Bug(Bug::M55SumNotGathered) => {
                 "the sums of floats that other replicas added are not gathered"
             }
@@ -350,6 +355,7 @@ impl KnownBug {
             | Self::Mutant(Mutant::M29SilenceIsLoss) => &[Invariant::L3, Invariant::L4],
             Self::Mutant(Mutant::M43RaisedForTheConnected) => &[Invariant::F1],
             Self::Mutant(Mutant::M44DriftForgotten) => &[Invariant::L5],
+            Self::Mutant(Mutant::M58DisksNotAwaited) => &[Invariant::L6],
             Self::Mutant(Mutant::M28FollowedTooOld) => &[Invariant::N1, Invariant::L3],
             // A step that is clipped or left out is one that is sealed, with other bits.
             Self::Mutant(Mutant::M52CandidateKept) => &[Invariant::S9, Invariant::N1],

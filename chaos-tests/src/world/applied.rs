@@ -15,8 +15,10 @@ use zbelastic_consensus::validation::{Seal, Verdict};
 use zbelastic_types::{LayerId, NodeId, StageIndex, Step};
 
 use super::WorldEvent;
+use super::controllers::AWAITED_US;
 use super::surroundings::Surroundings;
 use super::worker_facts::WorkerFacts;
+use crate::check::named_pieces;
 use crate::failure::{Invariant, LifeFailure};
 use crate::markers::Marker;
 use crate::queue::VirtualTime;
@@ -81,10 +83,10 @@ impl ChangeRecord {
             StateChange::Adopted(plan) | StateChange::Sealed { adopted: Some(plan), .. } => {
                 check_witnesses(env, workers, newest, plan);
             }
+            StateChange::Resumed(_) => note_read(env, core),
             StateChange::Members(_)
             | StateChange::Planned(_)
             | StateChange::Ready(_)
-            | StateChange::Resumed(_)
             | StateChange::Sealed { adopted: None, .. }
             | StateChange::Durable { .. }
             | StateChange::Kept { .. }
@@ -107,10 +109,12 @@ impl ChangeRecord {
     ) {
         match change {
             StateChange::Sealed { seal, .. } => self.open = Some((seal.next_turn().step, env.now)),
-            StateChange::Rewound { to, reason, .. } => {
+            StateChange::Rewound { to, reason, dropped } => {
                 match reason {
                     RewindReason::LayerLost { layer } => {
-                        self.check_holders(env, workers, core, *layer)
+                        self.check_holders(env, workers, core, *layer);
+                        let unread = dropped.iter();
+                        unread.for_each(|version| self.check_keepers(env, workers, *version));
                     }
                     RewindReason::StateDiffers { .. } | RewindReason::Ordered => {}
                 }
@@ -140,6 +144,7 @@ impl ChangeRecord {
         let (Some(record), Some(spec)) = (record, spec) else { return };
         let record = record.clone();
         env.store.put_manifest(version, codec::encode(&(spec, &record)));
+        env.store.note_read(version);
         if let Some(oldest) = oldest {
             env.store.remove_before(oldest);
             self.referred.retain(|version, _| *version >= oldest);
@@ -258,19 +263,52 @@ impl ChangeRecord {
             self.fenced.insert(holder.node);
         }
         let is_joining = is_joining(core);
+        let hands_over = |env: &mut Surroundings<'_>| {
+            env.store.hand_over(holder.node, workers.running_beside(holder.node));
+        };
         match reason {
-            LossReason::Drained => return env.mark(Marker::Drained),
+            LossReason::Drained => {
+                hands_over(env);
+                return env.mark(Marker::Drained);
+            }
             LossReason::OpOverdue { .. } => env.mark(Marker::HungNodeLost),
             LossReason::NoProgress { .. } => env.mark(Marker::StuckNodeLost),
-            LossReason::Untrusted { .. } => env.mark(Marker::Quarantined),
+            LossReason::Untrusted { .. } => {
+                hands_over(env);
+                env.mark(Marker::Quarantined);
+            }
+            LossReason::Removed => hands_over(env),
             LossReason::Closed
             | LossReason::Silent { .. }
             | LossReason::Superseded
-            | LossReason::Removed
             | LossReason::OutOfMemory => {}
         }
         if is_joining && workers.has(holder.node) {
             env.mark(Marker::LossDuringJoin);
+        }
+    }
+
+    /// L6: no checkpoint is given up for want of a piece on the disk of a worker that was lost lately and
+    /// may come back. A piece is waited for so long in all, by the clock of the leader, and so is a
+    /// member; half of that is looked at.
+    fn check_keepers(&self, env: &mut Surroundings<'_>, workers: &dyn WorkerFacts, version: Step) {
+        let now = env.now;
+        let is_late = |since: VirtualTime| since.after(AWAITED_US / 2) > now;
+        let Some(record) = self.referred.get(&version) else { return };
+        if !env.store.unread_since(version).is_some_and(is_late) {
+            return;
+        }
+        let returns = |node: &NodeId| workers.down_since(*node).is_some_and(is_late);
+        let awaited = named_pieces(record).find_map(|key| {
+            let mut keepers = env.store.keepers(key);
+            let is_read = env.store.keepers(key).any(|n| workers.running_boot(n).is_some());
+            keepers.find(returns).filter(|_| !is_read).map(|node| (node, key.1))
+        });
+        if let Some((node, layer)) = awaited {
+            let message = format!(
+                "checkpoint {version} is given up, and w{node}, which was just lost, keeps layer {layer}"
+            );
+            env.fail(LifeFailure::safety(Invariant::L6, message));
         }
     }
 
@@ -289,6 +327,17 @@ impl ChangeRecord {
                 "the run goes back for layer {layer} of version {version}, which w{node} holds"
             );
             env.fail(LifeFailure::safety(Invariant::L4, message));
+        }
+    }
+}
+
+/// The layers of the plan that runs were read: what could not be read of their version can be.
+fn note_read(env: &mut Surroundings<'_>, core: &Core) {
+    let sources = core.state().plan().map(|plan| plan.record.sources.clone());
+    for source in sources.into_iter().flatten() {
+        match source {
+            LayerSource::Checkpoint { version, .. } => env.store.note_read(version),
+            LayerSource::Nodes(_) | LayerSource::Initial => {}
         }
     }
 }

@@ -32,15 +32,21 @@ use crate::markers::Marker;
 use crate::network::NetworkLane;
 use crate::planning::LifePlanner;
 use crate::queue::VirtualTime;
-use crate::ticks::LOST_AFTER_TICKS;
+use crate::ticks::{LOST_AFTER_TICKS, TICK_US};
 
 /// Ticks to an election of the first controller, and between those of two.
 const ELECTION_TICKS_MIN: u32 = 10;
 const ELECTION_TICKS_APART: u32 = 4;
 
 /// The waiting times of a leader of a life.
-const TIMING: DutyTiming =
-    DutyTiming { lost_after_ticks: LOST_AFTER_TICKS, progress_ticks: 200, inventory_ticks: 40 };
+const TIMING: DutyTiming = DutyTiming {
+    lost_after_ticks: LOST_AFTER_TICKS,
+    progress_ticks: PROGRESS_TICKS,
+    inventory_ticks: 40,
+};
+const PROGRESS_TICKS: u32 = 200;
+/// For so long, by a clock that is right, it waits for the disk of a member that was lost.
+pub(super) const AWAITED_US: u64 = PROGRESS_TICKS as u64 * TICK_US;
 
 /// All controllers of a life, and the entries that they agreed on.
 pub(super) struct Controllers {

@@ -97,6 +97,8 @@ pub(super) struct WorkerMachine<M: StageFactory, S> {
     pub(super) hangs_next: bool,
     pub(super) faults: NumericFaults,
     pub(super) is_gone: bool,
+    /// When its process ended, if none runs.
+    pub(super) down_since: VirtualTime,
 }
 
 /// The process that runs on a worker's machine.

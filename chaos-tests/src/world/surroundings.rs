@@ -58,6 +58,7 @@ pub(super) struct Surroundings<'a> {
     pub(super) draws_target: Draws,
     pub(super) draws_store: Draws,
     pub(super) draws_pace: Draws,
+    pub(super) draws_keepers: Draws,
     pub(super) programs: ProgramVersions,
     pub(super) numbers: NodeNumbers,
     /// The rest of the time for long work.
@@ -101,6 +102,7 @@ impl<'a> Surroundings<'a> {
             draws_target: draws(DrawPurpose::Targets),
             draws_store: draws(DrawPurpose::Store),
             draws_pace: draws(DrawPurpose::Pace),
+            draws_keepers: draws(DrawPurpose::Keepers),
             programs: ProgramVersions::new(case.seed),
             numbers: NodeNumbers::new(&case.options),
             long_us_left: LONG_US_MAX,

@@ -39,6 +39,10 @@ pub(super) trait WorkerFacts {
         program: &Program,
         stage: StageIndex,
     ) -> Option<StageTimes>;
+    /// A worker whose process runs, other than this one.
+    fn running_beside(&self, node: NodeId) -> Option<NodeId>;
+    /// Since when no process runs on a worker's machine that is not gone for good.
+    fn down_since(&self, node: NodeId) -> Option<VirtualTime>;
 }
 
 impl<M: StageFactory, S: BatchSource + Clone> WorkerFacts for Workers<M, S> {
@@ -92,5 +96,15 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerFacts for Workers<M, S> {
     ) -> Option<StageTimes> {
         let process = self.machines.get(&node)?.process.as_ref()?;
         process.pass_times.stage_times(turn, program, stage)
+    }
+
+    fn running_beside(&self, node: NodeId) -> Option<NodeId> {
+        let mut others = self.machines.iter().filter(|(other, _)| **other != node);
+        others.find_map(|(other, machine)| machine.process.as_ref().map(|_| *other))
+    }
+
+    fn down_since(&self, node: NodeId) -> Option<VirtualTime> {
+        let machine = self.machines.get(&node)?;
+        (machine.process.is_none() && !machine.is_gone).then_some(machine.down_since)
     }
 }

@@ -1,5 +1,7 @@
 //! Worker runtimes: operations that need time, frames, layers read and written.
 
+use std::collections::BTreeSet;
+
 use zbelastic_consensus::message::HeldLayer;
 use zbelastic_consensus::session::{WorkerCommand, WorkerEvent};
 use zbelastic_schedule::{Op, Reduction, TreeExchange};
@@ -17,7 +19,7 @@ use crate::bug::{self, Bug};
 use crate::crash_points::CrashPoint;
 use crate::failure::Invariant;
 use crate::markers::Marker;
-use crate::store::PieceKey;
+use crate::store::{PieceKey, SimulatedStore};
 use crate::work_durations::LongWork;
 
 impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
@@ -296,7 +298,8 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
         bytes: Vec<u8>,
     ) {
         let (version, layer, digest) = key;
-        env.store.put(key, bytes, node);
+        let keepers = self.draw_keepers(env, node);
+        env.store.put(key, bytes, node, keepers);
         if env.hits(CrashPoint::PiecesHalf) {
             self.crash_here(env, node);
             return;
@@ -319,6 +322,31 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
         }
     }
 
+    /// The workers on whose disks a piece is put: its writer and others that run, if pieces lie on disks
+    /// of workers.
+    fn draw_keepers(&self, env: &mut Surroundings<'_>, writer: NodeId) -> BTreeSet<NodeId> {
+        let count = env.case.options.piece_copies as usize;
+        if count == 0 {
+            return BTreeSet::new();
+        }
+        let mut keepers = BTreeSet::from([writer]);
+        let is_running = |node: &NodeId| self.machines[node].process.is_some();
+        let mut others: Vec<_> = self.machines.keys().copied().filter(is_running).collect();
+        others.retain(|node| *node != writer);
+        while keepers.len() < count && !others.is_empty() {
+            let drawn = env.draws_keepers.below(others.len() as u64) as usize;
+            keepers.insert(others.swap_remove(drawn));
+        }
+        keepers
+    }
+
+    /// Whether a piece can be read: a process runs on a machine that keeps it, or all nodes reach it.
+    fn is_kept_by_running(&self, store: &SimulatedStore, key: PieceKey) -> bool {
+        let mut keepers = store.keepers(key).peekable();
+        keepers.peek().is_none()
+            || keepers.any(|node| self.machines.get(&node).is_some_and(|m| m.process.is_some()))
+    }
+
     pub(super) fn handle_read_done(
         &mut self,
         env: &mut Surroundings<'_>,
@@ -327,10 +355,15 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
         key: PieceKey,
     ) {
         let fails = !env.is_calm && env.draws_store.chance(env.case.options.read_failures);
-        let bytes = if fails { None } else { env.store.get(key) };
         let (version, layer, _) = key;
+        let is_away = !self.is_kept_by_running(&env.store, key);
+        let bytes = if fails || is_away { None } else { env.store.get(key) };
         self.transfer_ended(node, life);
-        if fails {
+        if is_away {
+            env.store.note_unread(version, env.now);
+            env.mark(Marker::KeepersAway);
+        }
+        if fails || is_away {
             env.checker.damage.read_failed();
             env.note(|| format!("w{node} cannot read layer {layer} of checkpoint {version}"));
         }

@@ -56,6 +56,7 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
             hangs_next: false,
             faults: crate::numeric_faults::NumericFaults::default(),
             is_gone: false,
+            down_since: env.now,
         };
         self.machines.insert(node, machine);
         let is_first = env.now == VirtualTime(0);
@@ -342,6 +343,7 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
             return false;
         }
         machine.life += 1;
+        machine.down_since = env.now;
         machine.paused_until = VirtualTime(0);
         // Effects that it did not report are gone with it.
         machine.faults.borrow_mut().take_effects();

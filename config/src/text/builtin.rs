@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 132] = pages![
+const PAGES: [(&str, &str); 133] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -116,6 +116,7 @@ const PAGES: [(&str, &str); 132] = pages![
     "decisions/0095-a-node-starts-before-its-store.md",
     "decisions/0096-a-checkpoint-waits-for-disks.md",
     "decisions/0097-what-the-first-device-showed.md",
+    "decisions/0098-pieces-lie-on-disks-in-lives.md",
     "deploy.md",
     "deploy/container.md",
     "deploy/kubernetes.md",

@@ -6,8 +6,7 @@ use zbelastic_types::{Generation, LayerId, Step};
 
 use crate::entry::Entry;
 use crate::job::JobChange;
-use crate::plan::{LayerSource, PlanReason};
-use crate::state::State;
+use crate::plan::PlanReason;
 
 /// Plans that could not load from a checkpoint, until another one is gone back to.
 pub const PLANS_FAILED_MAX: usize = 3;
@@ -118,22 +117,19 @@ impl UnreadCheckpoints {
         bad.map(|(version, _)| *version).collect()
     }
 
-    /// A checkpoint that was read, or is written anew, can be read; and the operator who orders the
-    /// run to go on may have repaired one that could not be.
-    pub(super) fn on_applied(&mut self, state: &State, entry: &Entry) {
+    /// A checkpoint that is written anew can be read. Once a plan runs nothing is missed: what its layers
+    /// came from could be read, and the time in which it runs is none in which another checkpoint was
+    /// waited for. The operator who orders the run to go on may have repaired one that could not be
+    /// read.
+    pub(super) fn on_applied(&mut self, entry: &Entry) {
         match entry {
             Entry::Checkpoint { version } => {
                 self.failed.remove(version);
             }
-            Entry::Resume { .. } => {
-                let plan = state.plan().map(|plan| plan.record.clone());
-                self.failed.retain(|version, _| {
-                    let is_it = |source: &LayerSource| source.is_checkpoint(*version);
-                    !plan.iter().any(|plan| plan.sources.iter().any(is_it))
-                });
-            }
             // Versions of another run are other checkpoints.
-            Entry::Job(JobChange::Continue | JobChange::Start(_)) => self.failed.clear(),
+            Entry::Resume { .. } | Entry::Job(JobChange::Continue | JobChange::Start(_)) => {
+                self.failed.clear();
+            }
             Entry::Members(_)
             | Entry::Adopt(_)
             | Entry::Ready(_)

@@ -11,6 +11,7 @@ use super::returns::AbsentMembers;
 use crate::entry::Entry;
 use crate::member::{Holder, LossReason};
 use crate::message::WorkerActivity;
+use crate::mutant::{self, Mutant};
 use crate::state::State;
 use crate::validation::Turn;
 
@@ -110,6 +111,9 @@ impl DutyWatch {
     /// Whether a lost member may soon come back with a piece that has been missed for so many ticks. Where
     /// members are lost again and again it is not waited for without end.
     pub(super) fn awaits_disks(&self, missed_ticks: u64) -> bool {
+        if mutant::is(Mutant::M58DisksNotAwaited) {
+            return false;
+        }
         let progress_ticks = self.timing.progress_ticks;
         missed_ticks < u64::from(progress_ticks)
             && self.absent.awaits_disks(self.now, progress_ticks)

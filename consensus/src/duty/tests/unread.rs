@@ -69,6 +69,36 @@ fn r11_a_piece_is_waited_for_with_an_end_however_often_members_are_lost() {
     assert!(rewinds.next().is_some_and(|round| round > PLANS_FAILED_MAX as u64));
 }
 
+/// R11: a plan that runs misses nothing, and how long it runs is no time in which a checkpoint was waited
+/// for. (Found by a life, in which a checkpoint was given up within a moment for a piece that had been missed 10 s
+/// before; a plan had run since, with layers that workers had in memory.)
+#[test]
+fn r11_a_checkpoint_is_waited_for_anew_once_a_plan_ran_without_it() {
+    let mut harness = DutiesHarness::new(log_of_a_replaced_worker(&[4]));
+    adopted(&find_sources(&mut harness, &[2]));
+    fail_to_load(&mut harness, 4);
+    harness.tick(1, &[2]);
+    harness.agree(Entry::Members(vec![admit(3, 1)]));
+    fail_to_load(&mut harness, 4);
+    harness.act();
+    harness.report_held(2, &[], 0);
+    harness.report_held(3, &[0, 1, 2, 3], 4);
+    harness.solve();
+    let record = adopted(&harness.act());
+    let is_held = |source: &LayerSource| matches!(source, LayerSource::Nodes(_));
+    assert!(record.sources.iter().all(is_held), "{:?}", record.sources);
+    let ready: Vec<_> = (0..record.stages.len()).map(|at| harness.log.ready(at)).collect();
+    ready.into_iter().for_each(|ready| {
+        harness.duties.handle_ready(&harness.log.state, ready).expect("it is awaited");
+    });
+    harness.act();
+    harness.tick(TIMING.progress_ticks, &[2, 3]);
+    harness.agree(Entry::Members(vec![lost(harness.log.holder(3))]));
+    adopted(&find_sources(&mut harness, &[2]));
+    fail_to_load(&mut harness, 4);
+    assert_eq!((harness.need(), harness.act()), (None, Vec::new()), "it is waited for");
+}
+
 fn fail_to_load(harness: &mut DutiesHarness, version: u64) {
     fail_to_load_at(harness, 2, version);
 }
