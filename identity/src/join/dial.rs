@@ -1,13 +1,20 @@
 //! A join from a socket of its own: the joiner is no peer of a node yet.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
 
 use quinn::Endpoint;
+use tokio::time::{Instant, sleep};
 
 use super::requester::{JoinError, JoinSetup, JoinedMember, request_certificate};
+use super::serve::DECISION_SECONDS_MAX;
 use crate::UnixSeconds;
 
-/// Requests membership of a cluster, with a token.
+/// Until the controllers are dialled again that answered that none of them leads.
+const ELECTION_PAUSE: Duration = Duration::from_millis(250);
+
+/// Requests membership of a cluster, with a token. While controllers answer that none of them leads
+/// they are asked again, for as long as a leader may take to decide.
 ///
 /// # Errors
 /// If there is no certificate. A fault that passes with time may be tried again with the same key.
@@ -17,7 +24,17 @@ pub async fn join_cluster(setup: &JoinSetup) -> Result<JoinedMember, JoinError> 
         if is_v6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
     let endpoint = Endpoint::client((any, 0).into());
     let endpoint = endpoint.map_err(|error| JoinError::Setup(error.to_string()))?;
-    let joined = request_certificate(&endpoint, setup, UnixSeconds::now()).await;
+    let until = Instant::now() + Duration::from_secs(DECISION_SECONDS_MAX);
+    let joined = loop {
+        match request_certificate(&endpoint, setup, UnixSeconds::now()).await {
+            Err(JoinError::NobodyDecided { dials })
+                if dials.is_electing && Instant::now() < until =>
+            {
+                sleep(ELECTION_PAUSE).await;
+            }
+            joined => break joined,
+        }
+    };
     endpoint.wait_idle().await;
     joined
 }

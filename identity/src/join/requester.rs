@@ -100,6 +100,9 @@ pub struct JoinedMember {
 pub struct JoinDials {
     /// Each address, and why it did not help.
     pub failed: Vec<(SocketAddr, String)>,
+    /// Whether a controller of the cluster answered that it does not lead, or is not ready: another one
+    /// leads after an election.
+    pub is_electing: bool,
 }
 
 /// Why a node did not join.
@@ -171,7 +174,7 @@ pub enum GrantFault {
 /// The outcome of one dial, if not membership or the end of the attempt.
 enum JoinDialFailure {
     /// Try the next address, and these first.
-    TryOther { reason: String, leader: Vec<SocketAddr> },
+    TryOther { reason: String, leader: Vec<SocketAddr>, is_answer: bool },
     /// There is nothing more to try.
     Final(JoinError),
 }
@@ -197,8 +200,9 @@ pub async fn request_certificate(
         match dial(endpoint, setup, address, now).await {
             Ok(joined) => return Ok(joined),
             Err(JoinDialFailure::Final(error)) => return Err(error),
-            Err(JoinDialFailure::TryOther { reason, leader }) => {
+            Err(JoinDialFailure::TryOther { reason, leader, is_answer }) => {
                 dials.failed.push((address, reason));
+                dials.is_electing |= is_answer;
                 leader.into_iter().rev().for_each(|next| waiting.push_front(next));
             }
         }
@@ -233,9 +237,13 @@ async fn dial(
 fn failure_of_refusal(address: SocketAddr, refusal: JoinRefusal) -> JoinDialFailure {
     match refusal {
         JoinRefusal::NotLeader { ref leader } => {
-            JoinDialFailure::TryOther { reason: refusal.to_string(), leader: leader.clone() }
+            let (reason, leader) = (refusal.to_string(), leader.clone());
+            JoinDialFailure::TryOther { reason, leader, is_answer: true }
         }
-        JoinRefusal::NotReady => JoinDialFailure::try_other(&refusal),
+        JoinRefusal::NotReady => {
+            let reason = refusal.to_string();
+            JoinDialFailure::TryOther { reason, leader: Vec::new(), is_answer: true }
+        }
         JoinRefusal::TokenExpired { .. }
         | JoinRefusal::TokenRevoked { .. }
         | JoinRefusal::TokenSpent { .. }
@@ -255,7 +263,7 @@ fn failure_of_refusal(address: SocketAddr, refusal: JoinRefusal) -> JoinDialFail
 
 impl JoinDialFailure {
     fn try_other(error: &impl ToString) -> Self {
-        Self::TryOther { reason: error.to_string(), leader: Vec::new() }
+        Self::TryOther { reason: error.to_string(), leader: Vec::new(), is_answer: false }
     }
 
     /// A connection that the other side closed before it answered: it was at its limit, as many
@@ -282,7 +290,7 @@ impl JoinDialFailure {
             | None => false,
         };
         let leader = if is_closed_by_peer { vec![address] } else { Vec::new() };
-        Self::TryOther { reason: error.to_string(), leader }
+        Self::TryOther { reason: error.to_string(), leader, is_answer: false }
     }
 
     fn setup(error: &impl ToString) -> Self {

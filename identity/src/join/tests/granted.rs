@@ -1,6 +1,7 @@
 //! Joins that succeed, and grants that must not be accepted.
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use zbelastic_types::{ClusterId, NodeId};
@@ -62,6 +63,28 @@ async fn tokens_of_the_old_authority_and_of_the_new_one_let_in_once_the_new_one_
             assert_eq!(pins, (role == PeerRole::Controller).then(|| new.pin()));
         }
     }
+}
+
+/// A machine that is started while all controllers are restarted finds some of them, and no leader yet.
+#[tokio::test]
+async fn a_worker_that_comes_in_an_election_joins_behind_it() {
+    const ELECTION_ANSWERS: usize = 3;
+    let (authority, own) = cluster();
+    let token = JoinToken::create(PeerRole::Worker, authority.pin());
+    let answered = AtomicUsize::new(0);
+    let issuer = authority.clone();
+    let controller = controller(&own, move |attempt| {
+        let refusal = match answered.fetch_add(1, Ordering::Relaxed) {
+            0 => JoinRefusal::NotReady,
+            1..ELECTION_ANSWERS => JoinRefusal::NotLeader { leader: Vec::new() },
+            _ => return Some(JoinAnswer::Granted(grant(&issuer, attempt))),
+        };
+        Some(JoinAnswer::Refused(refusal))
+    });
+    let setup = setup(token, PeerRole::Worker, vec![controller.address]);
+    let JoinError::NobodyDecided { dials } = join(&setup).await.unwrap_err() else { panic!() };
+    assert!(dials.is_electing, "{dials:?}");
+    assert_eq!(join_cluster(&setup).await.unwrap().credentials.identity().node, NODE);
 }
 
 #[tokio::test]
