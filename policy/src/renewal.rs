@@ -130,6 +130,49 @@ impl RenewalWatch {
     }
 }
 
+/// The write of a member's credentials, which is beside its event loop. There is one at a time, so that
+/// none are made of credentials that are about to be replaced.
+#[derive(Debug)]
+pub struct CredentialsWrite<C> {
+    is_under_way: bool,
+    /// The last change that waits for it.
+    postponed: Option<C>,
+}
+
+impl<C> Default for CredentialsWrite<C> {
+    fn default() -> Self {
+        Self { is_under_way: false, postponed: None }
+    }
+}
+
+impl<C> CredentialsWrite<C> {
+    /// Whether credentials are being written.
+    #[must_use]
+    pub const fn is_under_way(&self) -> bool {
+        self.is_under_way
+    }
+
+    /// The change, if credentials may be made and written now; else it is postponed in place of one before.
+    pub fn admit(&mut self, change: C) -> Option<C> {
+        if self.is_under_way {
+            self.postponed = Some(change);
+            return None;
+        }
+        Some(change)
+    }
+
+    /// Credentials are being written from now on.
+    pub fn begin(&mut self) {
+        self.is_under_way = true;
+    }
+
+    /// They are written, or could not be. Returns the change that waited.
+    pub fn end(&mut self) -> Option<C> {
+        self.is_under_way = false;
+        self.postponed.take()
+    }
+}
+
 fn next(status: CertificateStatus) -> RenewalAction {
     let CertificateStatus { now, window, is_replaced, is_untrusted } = status;
     if now < window.renew_after() && !is_replaced && !is_untrusted {
@@ -201,5 +244,17 @@ mod tests {
         assert_eq!(checks(&mut watch, 1), 1);
         watch.check_now();
         assert_eq!(checks(&mut watch, 1), 1);
+    }
+
+    #[test]
+    fn credentials_are_written_one_after_the_other() {
+        let mut write = CredentialsWrite::default();
+        assert_eq!(write.admit(1), Some(1));
+        write.begin();
+        assert!(write.is_under_way());
+        assert_eq!((write.admit(2), write.admit(3)), (None, None));
+        assert_eq!(write.end(), Some(3), "the newest is made of what is written");
+        assert!(!write.is_under_way());
+        assert_eq!((write.admit(4), write.end()), (Some(4), None));
     }
 }

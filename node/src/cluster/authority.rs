@@ -1,9 +1,14 @@
 //! A change of authority as every member follows it: the authorities that it trusts now, and the
 //! progress that it reports.
 
+use std::fmt::Display;
+use std::path::PathBuf;
+
 use zbelastic_consensus::access::{AuthorityReport, Rotation, Succession};
 use zbelastic_identity::{Credentials, CredentialsFault};
 use zbelastic_policy::authority::{TrustedAuthorities, trusted_authorities};
+
+use super::journal::Journal;
 
 /// Ticks between two looks at the authorities to trust, and two reports of it: a second.
 pub const LOOK_TICKS: u32 = 100;
@@ -35,6 +40,36 @@ pub fn updated_credentials(
         TrustedAuthorities::Both => both,
     };
     (own.roots() != roots).then(|| own.with_roots(roots))
+}
+
+/// What new credentials are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CredentialsChange {
+    /// A certificate that is valid for longer, or by another authority.
+    Renewed,
+    /// Other authorities are trusted.
+    Authorities,
+}
+
+/// It is tried again: a renewal was begun long before the end, and authorities are looked at each second.
+pub fn warn_of(change: CredentialsChange, why: &dyn Display, journal: &mut Journal) {
+    journal.warn(match change {
+        CredentialsChange::Renewed => format!("the certificate is not renewed: {why}"),
+        CredentialsChange::Authorities => format!("another authority is not trusted: {why}"),
+    });
+}
+
+/// Writes credentials beside the event loop, since a disk may take long to sync them. Returns them.
+///
+/// # Errors
+/// If they cannot be written.
+pub async fn save_credentials(
+    credentials: Credentials,
+    folder: PathBuf,
+) -> Result<Credentials, String> {
+    let save = move || credentials.save(&folder).map(|()| credentials);
+    let saved = tokio::task::spawn_blocking(save).await.map_err(|error| error.to_string())?;
+    saved.map_err(|error| error.to_string())
 }
 
 /// How far a member is, as it reports it to controllers.

@@ -359,6 +359,10 @@ impl WorkerNode {
                 let ports = (&ports.tasks, &mut ports.journal);
                 self.certificate.handle_certificate(chain, ports);
             }
+            WorkerCompletion::Credentials(change, saved) => {
+                let ports = (&ports.tasks, &mut ports.journal);
+                self.certificate.handle_written((change, *saved), ports);
+            }
             WorkerCompletion::Disks(found) => self.handle_disks(found),
             WorkerCompletion::NoMember => ports.exit = Some(ProcessExit::Removed),
             WorkerCompletion::Stores { job, fetched } => {

@@ -24,7 +24,9 @@ use zbelastic_wire::{self as wire, NodeAnswer, NodeMessage, NodeRequest};
 use super::certificates::ControllerCertificates;
 use super::ports::{ControllerCompletion, ControllerPorts};
 use super::status::name_of_member;
-use crate::cluster::authority::{LOOK_TICKS, is_certified, report, updated_credentials};
+use crate::cluster::authority::{
+    CredentialsChange, LOOK_TICKS, is_certified, report, updated_credentials, warn_of,
+};
 use crate::cluster::journal::Journal;
 use zbelastic_api::{
     ApiAnswer, ApiRefusal, ChangeSummary, EventKind, RotationProgress, RotationStatus,
@@ -184,9 +186,9 @@ impl AuthorityRotation {
             certificates.set_authority(next);
         }
         let is_here = certificates.authority().pin().0 == key;
-        if is_here && !is_certified(rotation, certificates.credentials()) {
+        let is_certified = is_certified(rotation, certificates.credentials());
+        if is_here && !is_certified && !certificates.is_writing() {
             certificates.renew_own(&ports.tasks, &mut ports.journal);
-            certificates.renew_admin(&ports.tasks);
         }
     }
 
@@ -374,20 +376,14 @@ fn follow_authorities(
     ports: &mut ControllerPorts,
     certificates: &mut ControllerCertificates,
 ) {
-    let Some(updated) = updated_credentials(rotation, certificates.credentials()) else { return };
-    let updated = updated.map_err(|error| error.to_string());
-    let used =
-        updated.and_then(|credentials| certificates.use_credentials(credentials, &ports.tasks));
-    match used {
-        Ok(()) => certificates.renew_admin(&ports.tasks),
-        Err(why) => {
-            return ports.journal.warn(format!("another authority is not trusted: {why}"));
-        }
+    if certificates.is_writing() {
+        return;
     }
-    if !rotation.is_under_way() {
-        // Connections of members are by certificates of the new one, or end with those of the old
-        // one.
-        ports.tasks.transport().close_clients();
+    let change = CredentialsChange::Authorities;
+    match updated_credentials(rotation, certificates.credentials()) {
+        Some(Ok(updated)) => certificates.write(updated, change, &ports.tasks),
+        Some(Err(error)) => warn_of(change, &error, &mut ports.journal),
+        None => {}
     }
 }
 

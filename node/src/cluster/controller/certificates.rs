@@ -10,10 +10,13 @@ use zbelastic_identity::{
     AuthorityFault, CertificateLife, ClusterAuthority, Credentials, IssuedCertificate, JoinAttempt,
     JoinRefusal, PeerIdentity, PeerRole, RequestedKey, UnixSeconds,
 };
-use zbelastic_policy::renewal::{AdminRenewal, CertificateStatus, RenewalAction, RenewalWatch};
+use zbelastic_policy::renewal::{
+    AdminRenewal, CertificateStatus, CredentialsWrite, RenewalAction, RenewalWatch,
+};
 use zbelastic_types::{Digest, NodeId};
 
 use super::ports::{ControllerCompletion, ControllerPorts, ControllerTasks};
+use crate::cluster::authority::{CredentialsChange, save_credentials, warn_of};
 use crate::cluster::journal::Journal;
 use crate::cluster::renewal::renew_admin_if_due;
 use crate::data_folder::NodeDataFolder;
@@ -25,6 +28,8 @@ pub(super) struct ControllerCertificates {
     authority: Arc<ClusterAuthority>,
     credentials: Credentials,
     renewal: RenewalWatch,
+    /// The write of other credentials; a renewal may wait for it.
+    write: CredentialsWrite<()>,
     admin: AdminRenewal,
 }
 
@@ -35,7 +40,8 @@ impl ControllerCertificates {
         credentials: Credentials,
     ) -> Self {
         let renewal = RenewalWatch::default();
-        Self { me, folder, authority, credentials, renewal, admin: AdminRenewal::default() }
+        let (write, admin) = Default::default();
+        Self { me, folder, authority, credentials, renewal, write, admin }
     }
 
     /// The authority that issues here.
@@ -78,29 +84,69 @@ impl ControllerCertificates {
         }
     }
 
+    /// Whether other credentials of this node are being written.
+    pub(super) const fn is_writing(&self) -> bool {
+        self.write.is_under_way()
+    }
+
     /// Another certificate for this controller, by the authority that issues now.
     pub(super) fn renew_own(&mut self, tasks: &ControllerTasks, journal: &mut Journal) {
+        if self.write.admit(()).is_none() {
+            return;
+        }
         let key = self.credentials.key().requested();
         let issued = self.issue((&key, PeerRole::Controller), self.me, UnixSeconds::now());
         let renewed = issued.map_err(|error| error.to_string()).and_then(|issued| {
             self.credentials.renewed(issued.chain).map_err(|error| error.to_string())
         });
-        if let Err(why) = renewed.and_then(|renewed| self.use_credentials(renewed, tasks)) {
-            journal.warn(format!("the certificate is not renewed: {why}"));
+        match renewed {
+            Ok(renewed) => self.write(renewed, CredentialsChange::Renewed, tasks),
+            Err(why) => warn_of(CredentialsChange::Renewed, &why, journal),
         }
     }
 
-    /// Uses other credentials from now on, and after the next start.
-    pub(super) fn use_credentials(
+    /// Writes other credentials, which are used once a start would find them.
+    pub(super) fn write(
         &mut self,
         credentials: Credentials,
+        change: CredentialsChange,
         tasks: &ControllerTasks,
-    ) -> Result<(), String> {
-        credentials.save(&self.folder.identity()).map_err(|error| error.to_string())?;
-        let used = tasks.transport().set_credentials(credentials.clone());
-        used.map_err(|error| error.to_string())?;
-        self.credentials = credentials;
-        Ok(())
+    ) {
+        self.write.begin();
+        let folder = self.folder.identity();
+        tasks.spawn(async move {
+            let saved = save_credentials(credentials, folder).await;
+            ControllerCompletion::Credentials(change, Box::new(saved))
+        });
+    }
+
+    /// Other credentials were written, or could not be: they are used from now on, and the
+    /// administrator's follow. Once a change of authority is over, connections of members are by
+    /// certificates of the new one, or end with those of the old one.
+    pub(super) fn handle_written(
+        &mut self,
+        (change, saved): (CredentialsChange, Result<Credentials, String>),
+        is_rotating: bool,
+        (tasks, journal): (&ControllerTasks, &mut Journal),
+    ) {
+        let postponed = self.write.end();
+        let used = saved.and_then(|credentials| {
+            let used = tasks.transport().set_credentials(credentials.clone());
+            self.credentials = used.map(|()| credentials).map_err(|error| error.to_string())?;
+            Ok(())
+        });
+        match used {
+            Ok(()) => {
+                self.renew_admin(tasks);
+                if change == CredentialsChange::Authorities && !is_rotating {
+                    tasks.transport().close_clients();
+                }
+            }
+            Err(why) => warn_of(change, &why, journal),
+        }
+        if postponed.is_some() {
+            self.renew_own(tasks, journal);
+        }
     }
 
     /// Renews the administrator's certificate in this folder if it is due, because authorities changed.

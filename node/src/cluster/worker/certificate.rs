@@ -5,12 +5,15 @@
 use std::path::PathBuf;
 
 use zbelastic_identity::{Credentials, UnixSeconds};
-use zbelastic_policy::renewal::{CertificateStatus, RenewalAction, RenewalWatch};
+use zbelastic_policy::renewal::{CertificateStatus, CredentialsWrite, RenewalAction, RenewalWatch};
 use zbelastic_policy::roster::Roster;
 use zbelastic_wire::{self as wire, NodeAnswer, NodeMessage, NodeRequest};
 
 use super::ports::{WorkerCompletion, WorkerPorts, WorkerTasks};
-use crate::cluster::authority::{LOOK_TICKS, is_certified, report, updated_credentials};
+use crate::cluster::authority::{
+    CredentialsChange, LOOK_TICKS, is_certified, report, save_credentials, updated_credentials,
+    warn_of,
+};
 use crate::cluster::journal::Journal;
 use crate::cluster::node_record::NodeRecord;
 use crate::cluster::renewal::request_renewal;
@@ -21,6 +24,8 @@ pub(super) struct WorkerCertificate {
     /// The folder that holds the node record, the certificate and the key.
     folder: PathBuf,
     renewal: RenewalWatch,
+    /// The write of other credentials; the chain of a certificate may wait for it.
+    write: CredentialsWrite<Vec<Vec<u8>>>,
     /// Ticks since the authorities to trust were looked at.
     authority_ticks: u32,
     /// Whether another authority issues than the one that made the certificate.
@@ -35,6 +40,7 @@ impl WorkerCertificate {
             credentials,
             folder,
             renewal: RenewalWatch::default(),
+            write: CredentialsWrite::default(),
             authority_ticks: 0,
             is_replaced: false,
             is_untrusted: false,
@@ -56,14 +62,14 @@ impl WorkerCertificate {
         self.authority_ticks = 0;
         let contacts = ports.session.contacts().clone();
         let Some(rotation) = &contacts.rotation else { return };
-        if let Some(updated) = updated_credentials(rotation, &self.credentials) {
-            let updated = updated.map_err(|error| error.to_string());
-            match updated.and_then(|credentials| self.use_credentials(credentials, &ports.tasks)) {
-                Ok(()) => ports
-                    .journal
-                    .log("the authorities that this node trusts have changed".to_owned()),
-                Err(why) => ports.journal.warn(format!("another authority is not trusted: {why}")),
+        let is_writing = self.write.is_under_way();
+        let updated = updated_credentials(rotation, &self.credentials).filter(|_| !is_writing);
+        match updated {
+            Some(Ok(credentials)) => {
+                self.write(credentials, CredentialsChange::Authorities, &ports.tasks);
             }
+            Some(Err(error)) => warn_of(CredentialsChange::Authorities, &error, &mut ports.journal),
+            None => {}
         }
         self.is_replaced = rotation.is_issuing() && !is_certified(rotation, &self.credentials);
         if self.is_replaced {
@@ -143,30 +149,53 @@ impl WorkerCertificate {
         chain: Result<Vec<Vec<u8>>, String>,
         (tasks, journal): (&WorkerTasks, &mut Journal),
     ) {
-        let renewed = chain.and_then(|chain| {
-            let chain = chain.into_iter().map(Into::into).collect();
-            self.credentials.renewed(chain).map_err(|error| error.to_string())
-        });
-        match renewed.and_then(|renewed| self.use_credentials(renewed, tasks)) {
-            Ok(()) => {
-                self.is_untrusted = false;
-                journal.log("the certificate is renewed".to_owned());
-            }
-            // It is requested again, and it was begun long before the end.
-            Err(why) => journal.warn(format!("the certificate is not renewed: {why}")),
+        let change = CredentialsChange::Renewed;
+        let chain = match chain {
+            Ok(chain) => self.write.admit(chain),
+            Err(why) => return warn_of(change, &why, journal),
+        };
+        // It is used once what is being written is.
+        let Some(chain) = chain else { return };
+        match self.credentials.renewed(chain.into_iter().map(Into::into).collect()) {
+            Ok(renewed) => self.write(renewed, change, tasks),
+            Err(error) => warn_of(change, &error, journal),
         }
     }
 
-    /// Uses other credentials from now on, and after the next start.
-    fn use_credentials(
+    /// Writes other credentials, which are used once a start would find them.
+    fn write(&mut self, credentials: Credentials, change: CredentialsChange, tasks: &WorkerTasks) {
+        self.write.begin();
+        let folder = self.folder.clone();
+        tasks.spawn(async move {
+            let saved = save_credentials(credentials, folder).await;
+            WorkerCompletion::Credentials(change, Box::new(saved))
+        });
+    }
+
+    /// Other credentials were written, or could not be: they are used from now on.
+    pub(super) fn handle_written(
         &mut self,
-        credentials: Credentials,
-        tasks: &WorkerTasks,
-    ) -> Result<(), String> {
-        credentials.save(&self.folder).map_err(|error| error.to_string())?;
-        let used = tasks.transport().set_credentials(credentials.clone());
-        used.map_err(|error| error.to_string())?;
-        self.credentials = credentials;
-        Ok(())
+        (change, saved): (CredentialsChange, Result<Credentials, String>),
+        (tasks, journal): (&WorkerTasks, &mut Journal),
+    ) {
+        let postponed = self.write.end();
+        let used = saved.and_then(|credentials| {
+            let used = tasks.transport().set_credentials(credentials.clone());
+            self.credentials = used.map(|()| credentials).map_err(|error| error.to_string())?;
+            Ok(())
+        });
+        match (used, change) {
+            (Ok(()), CredentialsChange::Renewed) => {
+                self.is_untrusted = false;
+                journal.log("the certificate is renewed".to_owned());
+            }
+            (Ok(()), CredentialsChange::Authorities) => {
+                journal.log("the authorities that this node trusts have changed".to_owned());
+            }
+            (Err(why), _) => warn_of(change, &why, journal),
+        }
+        if let Some(chain) = postponed {
+            self.handle_certificate(Ok(chain), (tasks, journal));
+        }
     }
 }

@@ -2,6 +2,7 @@
 //! nodes, the journal, the log of its work, and work beside the event loop.
 
 use zbelastic_consensus::session::{SessionInput, WorkerEvent, WorkerSession};
+use zbelastic_identity::Credentials;
 use zbelastic_policy::roster::Roster;
 use zbelastic_trainer::runtime::RuntimeInput;
 use zbelastic_types::{Digest, NodeId};
@@ -10,6 +11,7 @@ use zbelastic_wire::NodeMessage;
 use super::activity::WorkLog;
 use super::layers::LayerFetchResult;
 use super::pieces::PieceTaskResult;
+use crate::cluster::authority::CredentialsChange;
 use crate::cluster::background::BackgroundTasks;
 use crate::cluster::data::{FetchError, FetchedJob};
 use crate::cluster::device::{DeviceHandle, DeviceInput};
@@ -30,6 +32,8 @@ pub(super) enum WorkerCompletion {
     Kept(PieceFetchResult),
     /// A certificate that is valid for longer, or why there is none.
     Certificate(Result<Vec<Vec<u8>>, String>),
+    /// Other credentials were written, or why they could not be.
+    Credentials(CredentialsChange, Box<Result<Credentials, String>>),
     /// The cluster has no member with this node's key any more.
     NoMember,
     /// The space on the node's disks, as far as it is known.
