@@ -3,7 +3,11 @@
 //!
 //! ```text
 //! cargo run --release -p zbelastic-ui --example page_measures -- [NODES]
+//! cargo run --release -p zbelastic-ui --example page_measures -- http://127.0.0.1:PORT/
 //! ```
+//!
+//! With the address of a page it is looked at for a minute, and how long each event took until it was drawn is
+//! printed: by the clock of the cluster, which runs on this machine.
 //!
 //! Chromium and chromedriver are Debian's `chromium` and `chromium-driver`; without them their rows are
 //! left out.
@@ -31,6 +35,8 @@ const VIEWERS: usize = 10;
 /// A step of the simulated run, and how long each row is measured.
 const STEP: Duration = Duration::from_millis(200);
 const WINDOW: Duration = Duration::from_secs(15);
+/// How long the page of a real cluster is looked at.
+const LOOK: Duration = Duration::from_secs(60);
 /// Steps of an hour.
 const HOUR_STEPS: u64 = 3600 * 5;
 /// Stages and microbatches of the simulated lanes.
@@ -258,8 +264,34 @@ fn in_browser(nodes: u64) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
+/// How long events of a real cluster take from when they are recorded until the page has drawn them.
+fn delays(address: &str) -> Result<(), Box<dyn Error>> {
+    let browser = browser::Browser::start().ok_or("there is no Chromium")?;
+    browser.open(address);
+    browser.wait("the run is there", "return state.steps.step.length > 0");
+    browser.run(
+        "window.drawn = []; let seen = state.marks.at(-1)?.at_ms ?? 0; \
+         setInterval(() => { const fresh = state.marks.filter(mark => mark.at_ms > seen); \
+         if (!fresh.length) return; seen = fresh.at(-1).at_ms; \
+         requestAnimationFrame(() => requestAnimationFrame(() => { const now = Date.now(); \
+         for (const { kind, at_ms } of fresh) window.drawn.push([kind, at_ms, now - at_ms]); })); }, 10); return 0",
+    );
+    thread::sleep(LOOK);
+    let drawn = browser.run("return window.drawn");
+    println!("event        recorded at      drawn after");
+    for mark in drawn.as_array().into_iter().flatten() {
+        let kind = mark[0].as_str().unwrap_or_default();
+        println!("{kind:12} {} {:>8} ms", mark[1], mark[2].to_string());
+    }
+    Ok(())
+}
+
 fn main() -> Result<(), Box<dyn Error>> {
-    let nodes = std::env::args().nth(1).map_or(Ok(1000), |nodes| nodes.parse())?;
+    let argument = std::env::args().nth(1);
+    if let Some(address) = argument.as_deref().filter(|given| given.starts_with("http://")) {
+        return delays(address);
+    }
+    let nodes = argument.map_or(Ok(1000), |nodes| nodes.parse())?;
     cost(8)?;
     cost(nodes)?;
     refusals()?;

@@ -16,6 +16,7 @@ mod memory;
 #[cfg(unix)]
 #[path = "../common/mirrored.rs"]
 mod mirrored;
+mod observed;
 mod pace;
 mod reading;
 mod refusals;
@@ -25,4 +26,7 @@ mod stores;
 #[cfg(unix)]
 mod taken_away;
 mod text_folder;
+#[expect(dead_code, reason = "tests of recipes look for programs on the path")]
+#[path = "../common/tools.rs"]
+mod tools;
 mod trace;
