@@ -9,8 +9,10 @@
 
 mod arrivals;
 mod causes;
+pub mod checkpoint_times;
 pub mod layer_moves;
 mod measure;
+pub mod run_pace;
 mod slice_log;
 pub mod trace;
 

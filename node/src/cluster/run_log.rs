@@ -1,9 +1,7 @@
 //! What is reported of a run, from what was agreed: events, the line of a step, what a failure
 //! cost. Pure but for the time, which is an argument; nothing is decided by it.
 
-mod checkpoints;
 mod failures;
-mod pace;
 
 use std::time::{Duration, Instant};
 
@@ -21,12 +19,12 @@ use zbelastic_wire::document::NamedJob;
 use zbelastic_wire::layer_bytes;
 
 use super::step_timings::StepTimings;
-use checkpoints::CheckpointTimes;
 use failures::FailureLog;
-use pace::RunPace;
 use zbelastic_api::{EventKind, FailureStatus, HexDigest, MemberRole, VerdictWait};
 use zbelastic_api::{reason_text, rewind_text};
+use zbelastic_timing::checkpoint_times::CheckpointTimes;
 use zbelastic_timing::layer_moves::LayerMoves;
+use zbelastic_timing::run_pace::RunPace;
 use zbelastic_timing::{BubbleShares, MeasuredSlice, MessageArrival};
 use zbelastic_wording::figures::tokens_per_s;
 
@@ -157,7 +155,9 @@ impl RunLog {
     /// How long verdicts were waited for lately.
     #[must_use]
     pub fn verdict_wait(&self) -> Option<VerdictWait> {
-        self.pace.verdict_wait()
+        let waits = self.pace.verdict_waits()?;
+        let (p50_ms, max_ms) = (milliseconds(waits.median), milliseconds(waits.longest));
+        Some(VerdictWait { p50_ms, max_ms, steps: waits.count })
     }
 
     /// The share of a step in which the busiest stage waited.

@@ -7,15 +7,23 @@ use std::time::{Duration, Instant};
 use zbelastic_trainer::plan::median;
 use zbelastic_types::StageIndex;
 
-use super::milliseconds;
-use zbelastic_api::VerdictWait;
-
 /// Seals over which speed and waits are averaged.
 const SEALS_MEASURED: usize = 32;
 
+/// How long stages waited for the verdicts of the last steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VerdictWaits {
+    /// The median.
+    pub median: Duration,
+    /// The longest.
+    pub longest: Duration,
+    /// Number of waits that were looked at.
+    pub count: u64,
+}
+
 /// The pace of a run.
 #[derive(Debug, Default)]
-pub(super) struct RunPace {
+pub struct RunPace {
     sealed_at: Option<Instant>,
     /// The times from seal to seal, the newest last.
     step_times: VecDeque<Duration>,
@@ -33,13 +41,13 @@ pub(super) struct RunPace {
 
 impl RunPace {
     /// A plan was adopted.
-    pub(super) fn note_plan(&mut self, now: Instant) {
+    pub fn note_plan(&mut self, now: Instant) {
         self.stage_times.clear();
         self.loads_since = Some(now);
     }
 
     /// The plan in force runs. Yields how long it was waited for: from the last seal before it.
-    pub(super) fn note_resumed(&mut self, now: Instant) -> Option<Duration> {
+    pub fn note_resumed(&mut self, now: Instant) -> Option<Duration> {
         self.runs_since = Some(now);
         self.last_pause = self.sealed_at.or(self.loads_since).map(|since| now - since);
         self.last_pause
@@ -47,7 +55,7 @@ impl RunPace {
 
     /// A step was sealed. Yields how long it took; the first step is timed from when all stages were
     /// ready.
-    pub(super) fn note_seal(&mut self, now: Instant) -> Option<Duration> {
+    pub fn note_seal(&mut self, now: Instant) -> Option<Duration> {
         let step_time = self.sealed_at.or(self.runs_since).map(|before| now - before);
         self.sealed_at = Some(now);
         if let Some(step_time) = step_time {
@@ -57,7 +65,7 @@ impl RunPace {
     }
 
     /// A stage reported how it spent its last step, and how long it waited for a verdict.
-    pub(super) fn note_stage(
+    pub fn note_stage(
         &mut self,
         stage: StageIndex,
         (span_us, busy_us): (u64, u64),
@@ -68,30 +76,30 @@ impl RunPace {
     }
 
     /// The time from seal to seal, as the median of the last ones.
-    pub(super) fn step_time(&self) -> Option<Duration> {
+    pub fn step_time(&self) -> Option<Duration> {
         median(self.step_times.iter().copied(), Ord::cmp)
     }
 
     /// The last steps, and how long they took together.
-    pub(super) fn steps(&self) -> (u64, Duration) {
+    pub fn steps(&self) -> (u64, Duration) {
         (self.step_times.len() as u64, self.step_times.iter().sum())
     }
 
     /// From the last seal before the plan in force to when it ran.
-    pub(super) const fn last_pause(&self) -> Option<Duration> {
+    pub const fn last_pause(&self) -> Option<Duration> {
         self.last_pause
     }
 
     /// How long verdicts were waited for lately.
-    pub(super) fn verdict_wait(&self) -> Option<VerdictWait> {
-        let max = self.verdict_waits.iter().max().copied()?;
-        let p50 = median(self.verdict_waits.iter().copied(), Ord::cmp)?;
-        let steps = self.verdict_waits.len() as u64;
-        Some(VerdictWait { p50_ms: milliseconds(p50), max_ms: milliseconds(max), steps })
+    #[must_use]
+    pub fn verdict_waits(&self) -> Option<VerdictWaits> {
+        let longest = self.verdict_waits.iter().max().copied()?;
+        let median = median(self.verdict_waits.iter().copied(), Ord::cmp)?;
+        Some(VerdictWaits { median, longest, count: self.verdict_waits.len() as u64 })
     }
 
     /// The share of a step in which the busiest stage waited.
-    pub(super) fn bubble(&self) -> Option<f64> {
+    pub fn bubble(&self) -> Option<f64> {
         let shares = self.stage_times.values().filter(|(span, _)| *span > 0);
         let idle = shares.map(|(span, busy)| 1.0 - (*busy as f64 / *span as f64).min(1.0));
         idle.min_by(f64::total_cmp)
@@ -137,8 +145,8 @@ mod tests {
         pace.note_stage(StageIndex(1), (100, 75), ms(5));
         pace.note_stage(StageIndex(2), (0, 0), ms(3));
         assert_eq!(pace.bubble(), Some(0.25));
-        let wait = VerdictWait { p50_ms: 3.0, max_ms: 5.0, steps: 3 };
-        assert_eq!(pace.verdict_wait(), Some(wait));
+        let waits = VerdictWaits { median: ms(3), longest: ms(5), count: 3 };
+        assert_eq!(pace.verdict_waits(), Some(waits));
         pace.note_plan(Instant::now());
         assert_eq!(pace.bubble(), None);
     }

@@ -7,7 +7,7 @@ use zbelastic_types::Step;
 
 /// The times of the checkpoints that are kept, and of those under way.
 #[derive(Debug, Default)]
-pub(super) struct CheckpointTimes {
+pub struct CheckpointTimes {
     /// When a checkpoint's step was sealed.
     due_at: BTreeMap<Step, Instant>,
     /// When checkpoints became durable, in milliseconds since 1970.
@@ -16,12 +16,12 @@ pub(super) struct CheckpointTimes {
 
 impl CheckpointTimes {
     /// The step of a checkpoint was sealed.
-    pub(super) fn note_due(&mut self, version: Step, now: Instant) {
+    pub fn note_due(&mut self, version: Step, now: Instant) {
         self.due_at.insert(version, now);
     }
 
     /// A checkpoint became durable, and others are dropped. Yields how long that took.
-    pub(super) fn note_durable(
+    pub fn note_durable(
         &mut self,
         version: Step,
         dropped: &[Step],
@@ -35,12 +35,12 @@ impl CheckpointTimes {
     }
 
     /// The run went back: no checkpoint is under way.
-    pub(super) fn clear_due(&mut self) {
+    pub fn clear_due(&mut self) {
         self.due_at.clear();
     }
 
     /// When a checkpoint became durable, in milliseconds since 1970.
-    pub(super) fn durable_ms(&self, version: Step) -> Option<u64> {
+    pub fn durable_ms(&self, version: Step) -> Option<u64> {
         self.durable_ms.get(&version).copied()
     }
 }
