@@ -298,7 +298,9 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
         bytes: Vec<u8>,
     ) {
         let (version, layer, digest) = key;
-        let keepers = self.draw_keepers(env, node);
+        let running = self.machines.iter().filter(|(_, machine)| machine.process.is_some());
+        let running = running.map(|(node, _)| *node).collect();
+        let keepers = draw_keepers(env, node, running);
         env.store.put(key, bytes, node, keepers);
         if env.hits(CrashPoint::PiecesHalf) {
             self.crash_here(env, node);
@@ -322,31 +324,6 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
         }
     }
 
-    /// The workers on whose disks a piece is put: its writer and others that run, if pieces lie on disks
-    /// of workers.
-    fn draw_keepers(&self, env: &mut Surroundings<'_>, writer: NodeId) -> BTreeSet<NodeId> {
-        let count = env.case.options.piece_copies as usize;
-        if count == 0 {
-            return BTreeSet::new();
-        }
-        let mut keepers = BTreeSet::from([writer]);
-        let is_running = |node: &NodeId| self.machines[node].process.is_some();
-        let mut others: Vec<_> = self.machines.keys().copied().filter(is_running).collect();
-        others.retain(|node| *node != writer);
-        while keepers.len() < count && !others.is_empty() {
-            let drawn = env.draws_keepers.below(others.len() as u64) as usize;
-            keepers.insert(others.swap_remove(drawn));
-        }
-        keepers
-    }
-
-    /// Whether a piece can be read: a process runs on a machine that keeps it, or all nodes reach it.
-    fn is_kept_by_running(&self, store: &SimulatedStore, key: PieceKey) -> bool {
-        let mut keepers = store.keepers(key).peekable();
-        keepers.peek().is_none()
-            || keepers.any(|node| self.machines.get(&node).is_some_and(|m| m.process.is_some()))
-    }
-
     pub(super) fn handle_read_done(
         &mut self,
         env: &mut Surroundings<'_>,
@@ -356,7 +333,8 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
     ) {
         let fails = !env.is_calm && env.draws_store.chance(env.case.options.read_failures);
         let (version, layer, _) = key;
-        let is_away = !self.is_kept_by_running(&env.store, key);
+        let is_running = |n: NodeId| self.machines.get(&n).is_some_and(|m| m.process.is_some());
+        let is_away = !is_reached(&env.store, key, is_running);
         let bytes = if fails || is_away { None } else { env.store.get(key) };
         self.transfer_ended(node, life);
         if is_away {
@@ -484,6 +462,32 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
             self.crash_here(env, node);
         }
     }
+}
+
+/// The workers on whose disks a piece is put: its writer and others that run, if pieces lie on disks of
+/// workers.
+fn draw_keepers(
+    env: &mut Surroundings<'_>,
+    writer: NodeId,
+    mut running: Vec<NodeId>,
+) -> BTreeSet<NodeId> {
+    let count = env.case.options.piece_copies as usize;
+    if count == 0 {
+        return BTreeSet::new();
+    }
+    let mut keepers = BTreeSet::from([writer]);
+    running.retain(|node| *node != writer);
+    while keepers.len() < count && !running.is_empty() {
+        let drawn = env.draws_keepers.below(running.len() as u64) as usize;
+        keepers.insert(running.swap_remove(drawn));
+    }
+    keepers
+}
+
+/// Whether a piece can be read: a process runs on a machine that keeps it, or all nodes reach it.
+fn is_reached(store: &SimulatedStore, key: PieceKey, is_running: impl Fn(NodeId) -> bool) -> bool {
+    let mut keepers = store.keepers(key).peekable();
+    keepers.peek().is_none() || keepers.any(is_running)
 }
 
 /// Whether a frame is part of a step, and not of moving layers.

@@ -39,7 +39,7 @@ for path in sys.argv[1:]:
         for span in (span for scope in group.scope_spans for span in scope.spans):
             assert span.trace_id and span.span_id and span.end_time_unix_nano >= span.start_time_unix_nano
             step = [a.value.int_value for a in span.attributes if a.key == 'zbelastic.step']
-            print(service[0], span.name, *step)
+            print(service[0] + ':', span.name, *step)
 ";
 
 /// A Python with these packages, which `ZBELASTIC_PYTHON` names.
@@ -70,8 +70,8 @@ fn tensorboard_reads_the_scalars_of_each_step() {
     };
     let steps = STEPS.to_string();
     let metrics = fs::read_to_string(run.folder.join("metrics.jsonl")).expect("metrics");
-    let last = metrics.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let last = last.filter(|line| line["event"] == "step").last().expect("a step");
+    let mut lines = metrics.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let last = lines.rfind(|line| line["event"] == "step").expect("a step");
     for (tag, key) in [("loss/train", "loss"), ("gradient/norm", "gnorm")] {
         let [_, count, step, value] = row(tag)[..] else { panic!("{printed}") };
         assert_eq!((count, step), (&*steps, &*steps), "{printed}");
@@ -122,9 +122,10 @@ fn a_collector_reads_a_span_of_each_step() {
     let files = fs::read_dir(requests.path()).expect("a folder");
     let files = files.map(|entry| entry.expect("readable").path());
     let printed = content(python.args(["-c", SPANS]).args(files));
-    for step in 0..STEPS {
-        let count = printed.lines().filter(|l| *l == format!("zbelastic step {step}")).count();
+    for step in 1..=STEPS {
+        let count =
+            printed.lines().filter(|l| *l == format!("zbelastic train: step {step}")).count();
         assert_eq!(count, 1, "step {step}: {printed}");
     }
-    assert!(printed.lines().any(|line| line.starts_with("zbelastic plan")), "{printed}");
+    assert!(printed.lines().any(|line| line.starts_with("zbelastic train: plan")), "{printed}");
 }

@@ -1,7 +1,7 @@
 //! Workers of a play: a session and a runtime, whose operations take no time.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use chaos_tests::digest_executor::DigestModel;
@@ -132,7 +132,7 @@ impl PlayProcess {
                 let layer = image.layer;
                 let bytes = image.encode();
                 let digest = layer_digest(&image);
-                around.store.put((version, layer, digest), bytes, self.node);
+                around.store.put((version, layer, digest), bytes, self.node, BTreeSet::new());
                 let durable = around.store.finish((version, layer, digest)).then_some(digest);
                 let written = RuntimeInput::Written { version, layer, generation, durable };
                 self.runtime_input(written, around);
