@@ -277,10 +277,6 @@ fn draw_copies(draws: &mut Draws) -> u32 {
     }
 }
 
-fn draw_piece_copies(draws: &mut Draws) -> u32 {
-    if draws.chance(KEEPERS_SHARE) { draws.between(1, KEEPERS_MAX) as u32 } else { 0 }
-}
-
 /// What is not written, since it is what lives were before there was the option.
 fn is_zero(count: &u32) -> bool {
     *count == 0
@@ -353,9 +349,17 @@ impl LifeOptions {
         options.draw_lanes(&mut Draws::new(seed, DrawPurpose::Lanes));
         options.draw_replicas(&mut Draws::new(seed, DrawPurpose::Replicas));
         options.draw_drift(seed, training_us);
-        options.piece_copies = draw_piece_copies(&mut Draws::new(seed, DrawPurpose::Keepers));
+        options.draw_piece_copies(&mut Draws::new(seed, DrawPurpose::Keepers));
         options.old_programs = Draws::new(seed, DrawPurpose::Programs).chance(OLD_PROGRAMS_SHARE);
         options
+    }
+
+    /// Some lives have pieces on disks of workers; where machines come and go, never on one alone.
+    fn draw_piece_copies(&mut self, draws: &mut Draws) {
+        let least = if self.has(FaultClass::Churn) { KEEPERS_MAX } else { 1 };
+        if draws.chance(KEEPERS_SHARE) {
+            self.piece_copies = draws.between(least, KEEPERS_MAX) as u32;
+        }
     }
 
     /// The batch of a step.

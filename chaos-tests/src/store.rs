@@ -16,9 +16,26 @@ pub type PieceKey = (Step, LayerId, Digest);
 struct StoredPiece {
     bytes: Vec<u8>,
     writer: NodeId,
-    /// The workers that keep it on their disks. None: all nodes reach it.
-    keepers: BTreeSet<NodeId>,
+    reach: PieceReach,
     state: PieceState,
+}
+
+/// Who reads a piece.
+#[derive(Clone, Debug)]
+pub enum PieceReach {
+    /// All nodes, whoever runs.
+    All,
+    /// Whoever there is, while a process runs on one of these workers, which keep it on their disks.
+    Disks(BTreeSet<NodeId>),
+}
+
+impl PieceReach {
+    fn keepers(&self) -> Option<&BTreeSet<NodeId>> {
+        match self {
+            Self::All => None,
+            Self::Disks(keepers) => Some(keepers),
+        }
+    }
 }
 
 /// The state of a piece in the store.
@@ -46,59 +63,70 @@ impl StoredPiece {
 pub struct SimulatedStore {
     pieces: BTreeMap<PieceKey, StoredPiece>,
     manifests: BTreeMap<Step, Vec<u8>>,
-    /// Since when pieces of a version cannot be read because all processes of their keepers are gone.
+    /// Since when pieces of a version could not be read, and no plan ran since.
     unread_since: BTreeMap<Step, VirtualTime>,
     /// Whether writes to the store fail.
     pub fails: bool,
 }
 
 impl SimulatedStore {
-    /// Begins to write a piece to the disks of these workers, or where all nodes reach it. One that is
-    /// whole stays as it is: its name determines its bytes.
-    pub fn put(
-        &mut self,
-        key: PieceKey,
-        bytes: Vec<u8>,
-        writer: NodeId,
-        keepers: BTreeSet<NodeId>,
-    ) {
-        match self.pieces.get_mut(&key) {
-            Some(piece) if piece.is_whole() => piece.keepers.extend(keepers),
-            Some(_) | None => {
-                let piece = StoredPiece { bytes, writer, keepers, state: PieceState::UnderWay };
-                self.pieces.insert(key, piece);
-            }
+    /// Begins to write a piece. One that is whole stays as and where it is: its name determines its
+    /// bytes.
+    pub fn put(&mut self, key: PieceKey, bytes: Vec<u8>, writer: NodeId, reach: PieceReach) {
+        let is_there = self.pieces.get(&key).is_some_and(StoredPiece::is_whole);
+        if !is_there {
+            let piece = StoredPiece { bytes, writer, reach, state: PieceState::UnderWay };
+            self.pieces.insert(key, piece);
         }
     }
 
-    /// The workers that keep a piece on their disks. None if all nodes reach it.
-    pub fn keepers(&self, key: PieceKey) -> impl Iterator<Item = NodeId> + '_ {
-        self.pieces.get(&key).into_iter().flat_map(|piece| piece.keepers.iter().copied())
+    /// The workers that keep a piece on their disks. None if all nodes reach it, or it is not there.
+    #[must_use]
+    pub fn keepers(&self, key: PieceKey) -> Option<&BTreeSet<NodeId>> {
+        self.pieces.get(&key).and_then(|piece| piece.reach.keepers())
     }
 
-    /// A worker goes for good, and others copy what it keeps, or it is carried to where all nodes reach
-    /// it.
+    /// A worker goes for good: another one has what it kept. If there is none, all nodes reach what
+    /// nobody else keeps.
     pub fn hand_over(&mut self, from: NodeId, to: Option<NodeId>) {
-        for piece in self.pieces.values_mut().filter(|piece| piece.keepers.contains(&from)) {
-            piece.keepers.remove(&from);
-            match to {
-                Some(to) => drop(piece.keepers.insert(to)),
-                None => piece.keepers.clear(),
+        for piece in self.pieces.values_mut() {
+            let PieceReach::Disks(keepers) = &mut piece.reach else { continue };
+            if keepers.remove(&from) {
+                keepers.extend(to);
+                if keepers.is_empty() {
+                    piece.reach = PieceReach::All;
+                }
             }
         }
     }
 
-    /// A piece of this version could not be read, for all processes of its keepers are gone.
+    /// A worker was lost: of what it keeps another one gets a copy, if there is one elsewhere that can be
+    /// read.
+    pub fn mend(&mut self, lost: NodeId, to: NodeId, is_running: impl Fn(NodeId) -> bool) {
+        for piece in self.pieces.values_mut() {
+            let PieceReach::Disks(keepers) = &mut piece.reach else { continue };
+            if keepers.contains(&lost) && keepers.iter().any(|node| is_running(*node)) {
+                keepers.insert(to);
+            }
+        }
+    }
+
+    /// A piece of this version could not be read.
     pub fn note_unread(&mut self, version: Step, now: VirtualTime) {
         self.unread_since.entry(version).or_insert(now);
     }
 
-    /// All layers of this version were read, or it was written again.
-    pub fn note_read(&mut self, version: Step) {
+    /// This version was written again.
+    pub fn note_written(&mut self, version: Step) {
         self.unread_since.remove(&version);
     }
 
-    /// Since when pieces of this version could not be read for want of their keepers.
+    /// A plan runs: nothing is missed.
+    pub fn note_resumed(&mut self) {
+        self.unread_since.clear();
+    }
+
+    /// Since when pieces of this version could not be read.
     #[must_use]
     pub fn unread_since(&self, version: Step) -> Option<VirtualTime> {
         self.unread_since.get(&version).copied()
@@ -192,12 +220,10 @@ impl SimulatedStore {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use zbelastic_trainer::elastic::LayerImage;
     use zbelastic_types::{Digest, LayerId, NodeId, Step};
 
-    use super::{PieceKey, SimulatedStore};
+    use super::{PieceKey, PieceReach, SimulatedStore};
     use crate::random::{DrawPurpose, Draws};
 
     const WRITER: NodeId = NodeId(1);
@@ -219,9 +245,9 @@ mod tests {
         let mut torn = 0;
         for seed in 0..50 {
             let mut store = SimulatedStore::default();
-            store.put(key(0), bytes(), WRITER, BTreeSet::new());
+            store.put(key(0), bytes(), WRITER, PieceReach::All);
             assert!(store.finish(key(0)));
-            store.put(key(1), bytes(), WRITER, BTreeSet::new());
+            store.put(key(1), bytes(), WRITER, PieceReach::All);
             assert_eq!(store.get(key(1)), None, "it is under way");
             store.writer_crashed(WRITER, &mut Draws::new(seed, DrawPurpose::Store));
             assert_eq!(store.get(key(0)), Some(bytes()), "it was durable");
@@ -229,7 +255,7 @@ mod tests {
                 torn += 1;
                 assert!(LayerImage::decode(&left).is_err());
                 assert!(!store.finish(key(1)), "nobody ends what was torn");
-                store.put(key(1), bytes(), NodeId(2), BTreeSet::new());
+                store.put(key(1), bytes(), NodeId(2), PieceReach::All);
                 assert!(store.finish(key(1)), "another writes it anew");
             }
         }
@@ -239,13 +265,24 @@ mod tests {
     #[test]
     fn a_piece_is_kept_by_whoever_it_was_written_to_and_by_whom_it_is_handed_over_to() {
         let mut store = SimulatedStore::default();
-        store.put(key(0), bytes(), WRITER, [WRITER, NodeId(2)].into());
+        store.put(key(0), bytes(), WRITER, PieceReach::Disks([WRITER, NodeId(2)].into()));
         assert!(store.finish(key(0)));
-        store.put(key(0), bytes(), NodeId(3), [NodeId(3)].into());
+        let check = |store: &SimulatedStore, expected: &[u64]| {
+            let keepers = store.keepers(key(0)).expect("it lies on disks");
+            assert_eq!(*keepers, expected.iter().copied().map(NodeId).collect());
+        };
+        store.put(key(0), bytes(), NodeId(3), PieceReach::All);
+        check(&store, &[1, 2]);
+        store.mend(NodeId(2), NodeId(5), |node| node == NodeId(2));
+        check(&store, &[1, 2, 5]);
+        store.mend(NodeId(1), NodeId(6), |_| false);
         store.hand_over(WRITER, Some(NodeId(4)));
-        let keepers: Vec<_> = store.keepers(key(0)).collect();
-        assert_eq!(keepers, [NodeId(2), NodeId(3), NodeId(4)]);
-        store.hand_over(NodeId(2), None);
-        assert_eq!(store.keepers(key(0)).count(), 0, "all nodes reach it");
+        check(&store, &[2, 4, 5]);
+        for node in [2, 4] {
+            store.hand_over(NodeId(node), None);
+        }
+        check(&store, &[5]);
+        store.hand_over(NodeId(5), None);
+        assert_eq!(store.keepers(key(0)), None, "all nodes reach it");
     }
 }

@@ -27,6 +27,8 @@ pub struct DamageRecord {
     is_store_damaged: bool,
     /// Reads of a piece that came to nothing.
     reads_failed: usize,
+    /// Reads since a plan last ran that came to nothing because nobody ran who keeps the piece.
+    keepers_away: usize,
 }
 
 impl DamageRecord {
@@ -60,10 +62,20 @@ impl DamageRecord {
         self.reads_failed += 1;
     }
 
+    /// A piece could not be read this time, for no process ran on the machines that keep it.
+    pub fn keepers_away(&mut self) {
+        self.keepers_away += 1;
+    }
+
+    /// A plan runs: nobody was away for too long.
+    pub fn keepers_are_back(&mut self) {
+        self.keepers_away = 0;
+    }
+
     /// How often a piece could not be read.
     #[must_use]
     pub fn reads_failed(&self) -> usize {
-        self.reads_failed
+        self.reads_failed + self.keepers_away
     }
 
     /// Whether something happened to a node at this moment or later.
@@ -101,7 +113,7 @@ impl DamageRecord {
     }
 
     pub(super) fn is_store_damaged(&self) -> bool {
-        self.is_store_damaged || self.reads_failed > 0
+        self.is_store_damaged || self.reads_failed() > 0
     }
 
     /// Attributes a rewind to a flipped bit. Yields whether there is one left.

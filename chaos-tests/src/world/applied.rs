@@ -7,6 +7,7 @@ use zbelastic_consensus::checkpoint::CheckpointRecord;
 use zbelastic_consensus::codec;
 use zbelastic_consensus::core::Core;
 use zbelastic_consensus::entry::RewindReason;
+use zbelastic_consensus::job::{HaltReason, JobPhase};
 use zbelastic_consensus::member::{BOOTS_PER_START, Holder, LossReason, MemberChange};
 use zbelastic_consensus::plan::{LayerSource, PlanReason, PlanRecord, Promise};
 use zbelastic_consensus::pre_copy::{FollowedLayer, needed_layers};
@@ -37,6 +38,8 @@ pub(super) struct ChangeRecord {
     timed_checkpoint: Option<Step>,
     /// Workers that were declared lost and live on.
     fenced: BTreeSet<NodeId>,
+    /// When workers were declared lost that were not admitted since.
+    lost_at: BTreeMap<NodeId, VirtualTime>,
     /// The version that waits for its seal, once one was sealed, and since when.
     open: Option<(Step, VirtualTime)>,
 }
@@ -83,7 +86,10 @@ impl ChangeRecord {
             StateChange::Adopted(plan) | StateChange::Sealed { adopted: Some(plan), .. } => {
                 check_witnesses(env, workers, newest, plan);
             }
-            StateChange::Resumed(_) => note_read(env, core),
+            StateChange::Resumed(_) => {
+                env.store.note_resumed();
+                env.checker.damage.keepers_are_back();
+            }
             StateChange::Members(_)
             | StateChange::Planned(_)
             | StateChange::Ready(_)
@@ -120,6 +126,10 @@ impl ChangeRecord {
                 }
                 self.open = Some((*to, env.now));
             }
+            StateChange::Job { phase: JobPhase::Halted(HaltReason::NothingToRestore), .. } => {
+                let versions: Vec<Step> = self.referred.keys().copied().collect();
+                versions.into_iter().for_each(|version| self.check_keepers(env, workers, version));
+            }
             StateChange::Members(_)
             | StateChange::Adopted(_)
             | StateChange::Planned(_)
@@ -144,7 +154,7 @@ impl ChangeRecord {
         let (Some(record), Some(spec)) = (record, spec) else { return };
         let record = record.clone();
         env.store.put_manifest(version, codec::encode(&(spec, &record)));
-        env.store.note_read(version);
+        env.store.note_written(version);
         if let Some(oldest) = oldest {
             env.store.remove_before(oldest);
             self.referred.retain(|version, _| *version >= oldest);
@@ -228,6 +238,7 @@ impl ChangeRecord {
                 if env.pre_copy.is_some() && workers.has(*node) {
                     env.mark(Marker::JoinedWhileFollowing);
                 }
+                self.lost_at.remove(node);
                 if self.fenced.remove(node) {
                     env.mark(Marker::FencedNodeCameBack);
                 }
@@ -262,25 +273,18 @@ impl ChangeRecord {
         if is_fenced_alive(workers, core, holder) {
             self.fenced.insert(holder.node);
         }
+        self.lost_at.insert(holder.node, env.now);
+        move_pieces(env, workers, holder.node, reason);
         let is_joining = is_joining(core);
-        let hands_over = |env: &mut Surroundings<'_>| {
-            env.store.hand_over(holder.node, workers.running_beside(holder.node));
-        };
         match reason {
-            LossReason::Drained => {
-                hands_over(env);
-                return env.mark(Marker::Drained);
-            }
+            LossReason::Drained => return env.mark(Marker::Drained),
             LossReason::OpOverdue { .. } => env.mark(Marker::HungNodeLost),
             LossReason::NoProgress { .. } => env.mark(Marker::StuckNodeLost),
-            LossReason::Untrusted { .. } => {
-                hands_over(env);
-                env.mark(Marker::Quarantined);
-            }
-            LossReason::Removed => hands_over(env),
+            LossReason::Untrusted { .. } => env.mark(Marker::Quarantined),
             LossReason::Closed
             | LossReason::Silent { .. }
             | LossReason::Superseded
+            | LossReason::Removed
             | LossReason::OutOfMemory => {}
         }
         if is_joining && workers.has(holder.node) {
@@ -298,11 +302,16 @@ impl ChangeRecord {
         if !env.store.unread_since(version).is_some_and(is_late) {
             return;
         }
-        let returns = |node: &NodeId| workers.down_since(*node).is_some_and(is_late);
+        // A process that ran again and was not admitted is none that the leader knows of.
+        let is_awaited = |node: &NodeId| {
+            workers.down_since(*node).is_some_and(is_late)
+                && self.lost_at.get(node).is_none_or(|lost_at| is_late(*lost_at))
+        };
+        let is_running = |node: &NodeId| workers.running_boot(*node).is_some();
         let awaited = named_pieces(record).find_map(|key| {
-            let mut keepers = env.store.keepers(key);
-            let is_read = env.store.keepers(key).any(|n| workers.running_boot(n).is_some());
-            keepers.find(returns).filter(|_| !is_read).map(|node| (node, key.1))
+            let keepers = env.store.keepers(key)?;
+            let node = *keepers.iter().find(|node| is_awaited(node))?;
+            (!keepers.iter().any(is_running)).then_some((node, key.1))
         });
         if let Some((node, layer)) = awaited {
             let message = format!(
@@ -331,13 +340,27 @@ impl ChangeRecord {
     }
 }
 
-/// The layers of the plan that runs were read: what could not be read of their version can be.
-fn note_read(env: &mut Surroundings<'_>, core: &Core) {
-    let sources = core.state().plan().map(|plan| plan.record.sources.clone());
-    for source in sources.into_iter().flatten() {
-        match source {
-            LayerSource::Checkpoint { version, .. } => env.store.note_read(version),
-            LayerSource::Nodes(_) | LayerSource::Initial => {}
+/// Members mend the copies of pieces that a lost worker keeps. One that is gone for good has handed its own
+/// over.
+fn move_pieces(
+    env: &mut Surroundings<'_>,
+    workers: &dyn WorkerFacts,
+    lost: NodeId,
+    reason: LossReason,
+) {
+    let beside = workers.running_beside(lost);
+    match reason {
+        LossReason::Drained | LossReason::Untrusted { .. } | LossReason::Removed => {
+            env.store.hand_over(lost, beside);
+        }
+        LossReason::Closed
+        | LossReason::Silent { .. }
+        | LossReason::OpOverdue { .. }
+        | LossReason::NoProgress { .. }
+        | LossReason::Superseded
+        | LossReason::OutOfMemory => {
+            let is_running = |node| workers.running_boot(node).is_some();
+            beside.into_iter().for_each(|to| env.store.mend(lost, to, is_running));
         }
     }
 }

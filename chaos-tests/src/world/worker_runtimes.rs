@@ -19,7 +19,7 @@ use crate::bug::{self, Bug};
 use crate::crash_points::CrashPoint;
 use crate::failure::Invariant;
 use crate::markers::Marker;
-use crate::store::{PieceKey, SimulatedStore};
+use crate::store::{PieceKey, PieceReach, SimulatedStore};
 use crate::work_durations::LongWork;
 
 impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
@@ -300,8 +300,8 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
         let (version, layer, digest) = key;
         let running = self.machines.iter().filter(|(_, machine)| machine.process.is_some());
         let running = running.map(|(node, _)| *node).collect();
-        let keepers = draw_keepers(env, node, running);
-        env.store.put(key, bytes, node, keepers);
+        let reach = draw_reach(env, node, running);
+        env.store.put(key, bytes, node, reach);
         if env.hits(CrashPoint::PiecesHalf) {
             self.crash_here(env, node);
             return;
@@ -338,11 +338,13 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
         let bytes = if fails || is_away { None } else { env.store.get(key) };
         self.transfer_ended(node, life);
         if is_away {
-            env.store.note_unread(version, env.now);
+            env.checker.damage.keepers_away();
             env.mark(Marker::KeepersAway);
+        } else if fails {
+            env.checker.damage.read_failed();
         }
         if fails || is_away {
-            env.checker.damage.read_failed();
+            env.store.note_unread(version, env.now);
             env.note(|| format!("w{node} cannot read layer {layer} of checkpoint {version}"));
         }
         let read = bytes.and_then(|bytes| LoadedLayer::decode(&bytes).ok()).map(Box::new);
@@ -464,16 +466,11 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
     }
 }
 
-/// The workers on whose disks a piece is put: its writer and others that run, if pieces lie on disks of
-/// workers.
-fn draw_keepers(
-    env: &mut Surroundings<'_>,
-    writer: NodeId,
-    mut running: Vec<NodeId>,
-) -> BTreeSet<NodeId> {
+/// Who will read a piece: if pieces lie on disks, its writer and others that run get it.
+fn draw_reach(env: &mut Surroundings<'_>, writer: NodeId, mut running: Vec<NodeId>) -> PieceReach {
     let count = env.case.options.piece_copies as usize;
     if count == 0 {
-        return BTreeSet::new();
+        return PieceReach::All;
     }
     let mut keepers = BTreeSet::from([writer]);
     running.retain(|node| *node != writer);
@@ -481,13 +478,12 @@ fn draw_keepers(
         let drawn = env.draws_keepers.below(running.len() as u64) as usize;
         keepers.insert(running.swap_remove(drawn));
     }
-    keepers
+    PieceReach::Disks(keepers)
 }
 
 /// Whether a piece can be read: a process runs on a machine that keeps it, or all nodes reach it.
 fn is_reached(store: &SimulatedStore, key: PieceKey, is_running: impl Fn(NodeId) -> bool) -> bool {
-    let mut keepers = store.keepers(key).peekable();
-    keepers.peek().is_none() || keepers.any(is_running)
+    store.keepers(key).is_none_or(|keepers| keepers.iter().any(|node| is_running(*node)))
 }
 
 /// Whether a frame is part of a step, and not of moving layers.

@@ -119,14 +119,14 @@ impl UnreadCheckpoints {
 
     /// A checkpoint that is written anew can be read. Once a plan runs nothing is missed: what its layers
     /// came from could be read, and the time in which it runs is none in which another checkpoint was
-    /// waited for. The operator who orders the run to go on may have repaired one that could not be
-    /// read.
+    /// waited for.
     pub(super) fn on_applied(&mut self, entry: &Entry) {
         match entry {
             Entry::Checkpoint { version } => {
                 self.failed.remove(version);
             }
-            // Versions of another run are other checkpoints.
+            // An operator who lets a halted run go on may have repaired a checkpoint, and versions of another
+            // run are other ones.
             Entry::Resume { .. } | Entry::Job(JobChange::Continue | JobChange::Start(_)) => {
                 self.failed.clear();
             }

@@ -1,13 +1,13 @@
 //! Workers of a play: a session and a runtime, whose operations take no time.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use chaos_tests::digest_executor::DigestModel;
 use chaos_tests::digest_model::DigestSource;
 use chaos_tests::numeric_faults::NumericFaults;
-use chaos_tests::store::SimulatedStore;
+use chaos_tests::store::{PieceReach, SimulatedStore};
 use zbelastic_consensus::contact::Contact;
 use zbelastic_consensus::member::{BOOTS_PER_START, Resources};
 use zbelastic_consensus::session::{
@@ -132,7 +132,7 @@ impl PlayProcess {
                 let layer = image.layer;
                 let bytes = image.encode();
                 let digest = layer_digest(&image);
-                around.store.put((version, layer, digest), bytes, self.node, BTreeSet::new());
+                around.store.put((version, layer, digest), bytes, self.node, PieceReach::All);
                 let durable = around.store.finish((version, layer, digest)).then_some(digest);
                 let written = RuntimeInput::Written { version, layer, generation, durable };
                 self.runtime_input(written, around);
