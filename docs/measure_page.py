@@ -24,9 +24,13 @@ SCRAPE_SECONDS = 5
 WARM_UP = 5
 
 
+SEEN = {"streamed bytes": 0, "scrapes": 0, "requests with spans": 0}
+
+
 class Collector(http.server.BaseHTTPRequestHandler):
     def do_POST(self):
         self.rfile.read(int(self.headers["content-length"]))
+        SEEN["requests with spans"] += 1
         self.send_response(200)
         self.send_header("Content-Length", "2")
         self.end_headers()
@@ -39,8 +43,8 @@ class Collector(http.server.BaseHTTPRequestHandler):
 def view(address, over):
     try:
         stream = urllib.request.urlopen(address + "events", timeout=30)
-        while not over.is_set() and stream.read1(65536):
-            pass
+        while not over.is_set() and (piece := stream.read1(65536)):
+            SEEN["streamed bytes"] += len(piece)
     except (OSError, http.client.HTTPException):
         pass  # The run ended.
 
@@ -48,7 +52,7 @@ def view(address, over):
 def scrape(address, over):
     while not over.wait(SCRAPE_SECONDS):
         try:
-            urllib.request.urlopen(address + "metrics", timeout=5).read()
+            SEEN["scrapes"] += bool(urllib.request.urlopen(address + "metrics", timeout=5).read())
         except OSError:
             pass
 
@@ -63,10 +67,11 @@ def train(program, steps, collector):
     before, over = children_seconds(), threading.Event()
     with tempfile.TemporaryDirectory() as folder:
         out, env = os.path.join(folder, "run"), dict(os.environ)
+        env = {name: value for name, value in env.items() if not name.startswith("OTEL_")}
         command = [program, "train", "--workers", "2", "--threads", "1", "--steps", str(steps), "--out", out]
         command += ["--set", "train.global_batch=32", "--set", "data.held_out=0", "--set", "checkpoint.every=0"]
         if collector:
-            command += ["--ui", "127.0.0.1:8099"]
+            command += ["--ui", "127.0.0.1:0"]
             env["OTEL_EXPORTER_OTLP_ENDPOINT"] = collector
         run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
         for line in run.stdout:
@@ -88,8 +93,12 @@ def main():
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Collector)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     collector = f"http://127.0.0.1:{server.server_port}"
-    runs = [(train(program, steps, None), train(program, steps, collector)) for _ in range(rounds)]
-    alone, watched = zip(*runs)
+    alone, watched = [], []
+    for at in range(rounds):
+        for is_watched in (at % 2 == 0, at % 2 == 1):
+            times = train(program, steps, collector if is_watched else None)
+            (watched if is_watched else alone).append(times)
+    assert all(SEEN.values()), f"nothing was watched: {SEEN}"
     seconds = [sum(used for _, used in side) for side in (alone, watched)]
     steps_ms = [statistics.median(ms for times, _ in side for ms in times) for side in (alone, watched)]
     best = [min(statistics.median(times) for times, _ in side) for side in (alone, watched)]

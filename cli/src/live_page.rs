@@ -8,9 +8,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use zbelastic_api::client::{ApiClient, ApiError};
-use zbelastic_identity::{
-    JoinError, JoinSetup, JoinToken, NodeKey, NodeName, PeerRole, join_cluster,
-};
+use zbelastic_identity::{JoinError, JoinSetup, JoinToken, NodeKey, NodeName, PeerRole, join_once};
 use zbelastic_machine::name_resolver;
 use zbelastic_machine::own_address::reachable_addresses;
 use zbelastic_node::cluster::threads::{raise_niceness, runtime};
@@ -133,7 +131,7 @@ fn token_check(addresses: Vec<String>) -> TokenCheck {
         let setup = JoinSetup { token, role, name, key, cluster, advertised: Vec::new() };
         let unanswered = |reason: String| TokenRefusal::Unanswered { reason };
         let runtime = runtime().map_err(|failure| unanswered(failure.what))?;
-        match runtime.block_on(join_cluster(&setup)) {
+        match runtime.block_on(join_once(&setup)) {
             Ok(_) => Ok(()),
             Err(error @ (JoinError::Refused { .. } | JoinError::WrongServer { .. })) => {
                 Err(TokenRefusal::Refused { reason: error.to_string() })

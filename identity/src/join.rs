@@ -27,7 +27,7 @@ mod serve;
 #[cfg(test)]
 mod tests;
 
-pub use dial::join_cluster;
+pub use dial::{join_cluster, join_once};
 pub use message::{
     ADDRESSES_MAX, CONTROLLERS_MAX, ControllerContact, JOIN_ANSWER_BYTES_MAX,
     JOIN_REQUEST_BYTES_MAX, JoinAnswer, JoinGrant, JoinMessageFault, JoinRefusal, JoinRequest,

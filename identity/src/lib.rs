@@ -46,7 +46,7 @@ pub use join::{
     DECISION_SECONDS_MAX, GrantFault, JOIN_ANSWER_BYTES_MAX, JOIN_REQUEST_BYTES_MAX, JoinAnswer,
     JoinAttempt, JoinDials, JoinError, JoinGrant, JoinMessageFault, JoinReadFault, JoinRefusal,
     JoinReply, JoinRequest, JoinServeFault, JoinServerFault, JoinSetup, JoinedMember, NameRefusal,
-    READ_SECONDS_MAX, join_cluster, read_join, request_certificate, serve_join,
+    READ_SECONDS_MAX, join_cluster, join_once, read_join, request_certificate, serve_join,
 };
 pub use key::{KeyDigest, NodeKey, REQUEST_BYTES_MAX, RequestedKey, SigningRequestFault};
 pub use name::{NAME_CHARS_MAX, NodeName, NodeNameFault};

@@ -270,9 +270,9 @@ fn delays(address: &str) -> Result<(), Box<dyn Error>> {
     browser.open(address);
     browser.wait("the run is there", "return state.steps.step.length > 0");
     browser.run(
-        "window.drawn = []; let seen = state.marks.at(-1)?.at_ms ?? 0; \
-         setInterval(() => { const fresh = state.marks.filter(mark => mark.at_ms > seen); \
-         if (!fresh.length) return; seen = fresh.at(-1).at_ms; \
+        "window.drawn = []; const seen = new WeakSet(state.marks); \
+         setInterval(() => { const fresh = state.marks.filter(mark => !seen.has(mark)); \
+         if (!fresh.length) return; fresh.forEach(mark => seen.add(mark)); \
          requestAnimationFrame(() => requestAnimationFrame(() => { const now = Date.now(); \
          for (const { kind, at_ms } of fresh) window.drawn.push([kind, at_ms, now - at_ms]); })); }, 10); return 0",
     );

@@ -116,6 +116,10 @@ fn a_collector_reads_a_span_of_each_step() {
     let written = requests.path().to_owned();
     let collecting = thread::spawn(move || collect(&listener, &written));
     let mut command = text_folder.small_in_processes("--workers 2");
+    for name in ["TRACES_ENDPOINT", "HEADERS"] {
+        command.env_remove(format!("OTEL_EXPORTER_OTLP_{name}"));
+    }
+    command.env_remove("OTEL_SERVICE_NAME");
     succeed(command.env("OTEL_EXPORTER_OTLP_ENDPOINT", format!("http://{address}")));
     drop(TcpStream::connect(address).expect("it listens"));
     collecting.join().expect("it collects");

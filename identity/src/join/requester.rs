@@ -100,9 +100,9 @@ pub struct JoinedMember {
 pub struct JoinDials {
     /// Each address, and why it did not help.
     pub failed: Vec<(SocketAddr, String)>,
-    /// Whether a controller of the cluster answered that it does not lead, or is not ready: another one
-    /// leads after an election.
-    pub is_electing: bool,
+    /// Whether a controller of the cluster answered that it does not lead, or cannot decide now: that
+    /// passes, as after an election.
+    pub may_pass: bool,
 }
 
 /// Why a node did not join.
@@ -202,7 +202,7 @@ pub async fn request_certificate(
             Err(JoinDialFailure::Final(error)) => return Err(error),
             Err(JoinDialFailure::TryOther { reason, leader, is_answer }) => {
                 dials.failed.push((address, reason));
-                dials.is_electing |= is_answer;
+                dials.may_pass |= is_answer;
                 leader.into_iter().rev().for_each(|next| waiting.push_front(next));
             }
         }

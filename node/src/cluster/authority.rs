@@ -48,14 +48,17 @@ pub enum CredentialsChange {
     /// A certificate that is valid for longer, or by another authority.
     Renewed,
     /// Other authorities are trusted.
-    Authorities,
+    Authorities {
+        /// Whether the change of authority is over, and the one before is trusted no more.
+        is_over: bool,
+    },
 }
 
 /// It is tried again: a renewal was begun long before the end, and authorities are looked at each second.
 pub fn warn_of(change: CredentialsChange, why: &dyn Display, journal: &mut Journal) {
     journal.warn(match change {
         CredentialsChange::Renewed => format!("the certificate is not renewed: {why}"),
-        CredentialsChange::Authorities => format!("another authority is not trusted: {why}"),
+        CredentialsChange::Authorities { .. } => format!("another authority is not trusted: {why}"),
     });
 }
 

@@ -38,7 +38,6 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
-use zbelastic_consensus::access::Rotation;
 use zbelastic_consensus::core::{Input, Output};
 use zbelastic_consensus::duty::Duties;
 use zbelastic_consensus::message::{Envelope, Message};
@@ -436,11 +435,8 @@ impl ControllerNode {
             ControllerCompletion::Uploaded(upload) => self.handle_upload_write(upload),
             ControllerCompletion::Disks(found) => self.handle_disks(found),
             ControllerCompletion::Credentials(change, saved) => {
-                let ControllerPorts { core, tasks, journal, .. } = &mut self.ports;
-                let rotation = core.state().access().rotation();
-                let is_rotating = rotation.is_some_and(Rotation::is_under_way);
-                let written = (change, *saved);
-                self.certificates.handle_written(written, is_rotating, (tasks, journal));
+                let ControllerPorts { tasks, journal, .. } = &mut self.ports;
+                self.certificates.handle_written((change, *saved), (tasks, journal));
             }
             ControllerCompletion::AdminRenewal(result) => {
                 let ControllerPorts { tasks, journal, .. } = &mut self.ports;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use zbelastic_identity::{
     ClockFault, ClusterAuthority, Credentials, IdentityFolderFault, JoinError, JoinRefusal,
-    JoinSetup, NodeKey, NodeName, PeerRole, UnixSeconds, join_cluster,
+    JoinSetup, NodeKey, NodeName, PeerRole, UnixSeconds, join_once,
 };
 use zbelastic_types::NodeId;
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
@@ -171,7 +171,7 @@ pub async fn request_renewal(
 ) -> Result<Credentials, RenewalError> {
     let name = name.parse::<NodeName>().map_err(|error| unusable(&error))?;
     let setup = JoinSetup::of_member(ended, name, controllers.collect());
-    let joined = join_cluster(&setup.map_err(cannot_certify)?).await.map_err(|error| {
+    let joined = join_once(&setup.map_err(cannot_certify)?).await.map_err(|error| {
         let no_member = matches!(error, JoinError::Refused { refusal: JoinRefusal::NoMember, .. });
         RenewalError { is_no_member: no_member, failure: cannot_join(error) }
     })?;

@@ -175,9 +175,12 @@ impl AuthorityRotation {
         ports: &mut ControllerPorts,
         certificates: &mut ControllerCertificates,
     ) {
-        // One that is made for the next change is not agreed on yet.
+        // One that is made for the next change is not agreed on yet. Members must trust what is issued here, and
+        // this controller first.
         let key = rotation.succession.key.0;
-        if let Some(next) = self.next.take_if(|next| next.pin().0 == key) {
+        let new = rotation.succession.certificate.clone().into();
+        let is_trusted = certificates.credentials().roots().contains(&new);
+        if let Some(next) = self.next.take_if(|next| is_trusted && next.pin().0 == key) {
             if let Err(error) = ClusterAuthority::succeed(&certificates.authority_folder()) {
                 ports.journal.warn(format!("the new authority is not used: {error}"));
                 self.next = Some(next);
@@ -379,7 +382,7 @@ fn follow_authorities(
     if certificates.is_writing() {
         return;
     }
-    let change = CredentialsChange::Authorities;
+    let change = CredentialsChange::Authorities { is_over: !rotation.is_under_way() };
     match updated_credentials(rotation, certificates.credentials()) {
         Some(Ok(updated)) => certificates.write(updated, change, &ports.tasks),
         Some(Err(error)) => warn_of(change, &error, &mut ports.journal),

@@ -126,7 +126,6 @@ impl ControllerCertificates {
     pub(super) fn handle_written(
         &mut self,
         (change, saved): (CredentialsChange, Result<Credentials, String>),
-        is_rotating: bool,
         (tasks, journal): (&ControllerTasks, &mut Journal),
     ) {
         let postponed = self.write.end();
@@ -138,7 +137,7 @@ impl ControllerCertificates {
         match used {
             Ok(()) => {
                 self.renew_admin(tasks);
-                if change == CredentialsChange::Authorities && !is_rotating {
+                if change == (CredentialsChange::Authorities { is_over: true }) {
                     tasks.transport().close_clients();
                 }
             }

@@ -63,12 +63,11 @@ impl WorkerCertificate {
         let contacts = ports.session.contacts().clone();
         let Some(rotation) = &contacts.rotation else { return };
         let is_writing = self.write.is_under_way();
+        let change = CredentialsChange::Authorities { is_over: !rotation.is_under_way() };
         let updated = updated_credentials(rotation, &self.credentials).filter(|_| !is_writing);
         match updated {
-            Some(Ok(credentials)) => {
-                self.write(credentials, CredentialsChange::Authorities, &ports.tasks);
-            }
-            Some(Err(error)) => warn_of(CredentialsChange::Authorities, &error, &mut ports.journal),
+            Some(Ok(credentials)) => self.write(credentials, change, &ports.tasks),
+            Some(Err(error)) => warn_of(change, &error, &mut ports.journal),
             None => {}
         }
         self.is_replaced = rotation.is_issuing() && !is_certified(rotation, &self.credentials);
@@ -189,7 +188,7 @@ impl WorkerCertificate {
                 self.is_untrusted = false;
                 journal.log("the certificate is renewed".to_owned());
             }
-            (Ok(()), CredentialsChange::Authorities) => {
+            (Ok(()), CredentialsChange::Authorities { .. }) => {
                 journal.log("the authorities that this node trusts have changed".to_owned());
             }
             (Err(why), _) => warn_of(change, &why, journal),
