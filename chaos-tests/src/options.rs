@@ -354,11 +354,11 @@ impl LifeOptions {
         options
     }
 
-    /// Some lives have pieces on disks of workers; where machines come and go, never on one alone.
+    /// Some lives have pieces on disks of workers. Not where machines come and go: a fleet that turns over
+    /// takes all its disks along, and controllers, which keep pieces too, do not in lives.
     fn draw_piece_copies(&mut self, draws: &mut Draws) {
-        let least = if self.has(FaultClass::Churn) { KEEPERS_MAX } else { 1 };
-        if draws.chance(KEEPERS_SHARE) {
-            self.piece_copies = draws.between(least, KEEPERS_MAX) as u32;
+        if draws.chance(KEEPERS_SHARE) && !self.has(FaultClass::Churn) {
+            self.piece_copies = draws.between(1, KEEPERS_MAX) as u32;
         }
     }
 
