@@ -434,9 +434,9 @@ impl ControllerNode {
             }
             ControllerCompletion::Uploaded(upload) => self.handle_upload_write(upload),
             ControllerCompletion::Disks(found) => self.handle_disks(found),
-            ControllerCompletion::Credentials(change, saved) => {
+            ControllerCompletion::Credentials(written) => {
                 let ControllerPorts { tasks, journal, .. } = &mut self.ports;
-                self.certificates.handle_written((change, *saved), (tasks, journal));
+                self.certificates.handle_written(*written, (tasks, journal));
             }
             ControllerCompletion::AdminRenewal(result) => {
                 let ControllerPorts { tasks, journal, .. } = &mut self.ports;

@@ -359,9 +359,9 @@ impl WorkerNode {
                 let ports = (&ports.tasks, &mut ports.journal);
                 self.certificate.handle_certificate(chain, ports);
             }
-            WorkerCompletion::Credentials(change, saved) => {
+            WorkerCompletion::Credentials(written) => {
                 let ports = (&ports.tasks, &mut ports.journal);
-                self.certificate.handle_written((change, *saved), ports);
+                self.certificate.handle_written(*written, ports);
             }
             WorkerCompletion::Disks(found) => self.handle_disks(found),
             WorkerCompletion::NoMember => ports.exit = Some(ProcessExit::Removed),

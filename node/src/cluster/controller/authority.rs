@@ -190,7 +190,7 @@ impl AuthorityRotation {
         }
         let is_here = certificates.authority().pin().0 == key;
         let is_certified = is_certified(rotation, certificates.credentials());
-        if is_here && !is_certified && !certificates.is_writing() {
+        if is_here && !is_certified && !certificates.credentials.is_writing() {
             certificates.renew_own(&ports.tasks, &mut ports.journal);
         }
     }
@@ -379,12 +379,12 @@ fn follow_authorities(
     ports: &mut ControllerPorts,
     certificates: &mut ControllerCertificates,
 ) {
-    if certificates.is_writing() {
+    if certificates.credentials.is_writing() {
         return;
     }
     let change = CredentialsChange::Authorities { is_over: !rotation.is_under_way() };
     match updated_credentials(rotation, certificates.credentials()) {
-        Some(Ok(updated)) => certificates.write(updated, change, &ports.tasks),
+        Some(Ok(updated)) => certificates.credentials.write(updated, change, &ports.tasks),
         Some(Err(error)) => warn_of(change, &error, &mut ports.journal),
         None => {}
     }

@@ -10,13 +10,11 @@ use zbelastic_identity::{
     AuthorityFault, CertificateLife, ClusterAuthority, Credentials, IssuedCertificate, JoinAttempt,
     JoinRefusal, PeerIdentity, PeerRole, RequestedKey, UnixSeconds,
 };
-use zbelastic_policy::renewal::{
-    AdminRenewal, CertificateStatus, CredentialsWrite, RenewalAction, RenewalWatch,
-};
+use zbelastic_policy::renewal::{AdminRenewal, CertificateStatus, RenewalAction, RenewalWatch};
 use zbelastic_types::{Digest, NodeId};
 
 use super::ports::{ControllerCompletion, ControllerPorts, ControllerTasks};
-use crate::cluster::authority::{CredentialsChange, save_credentials, warn_of};
+use crate::cluster::authority::{CredentialsChange, CredentialsWritten, OwnCredentials, warn_of};
 use crate::cluster::journal::Journal;
 use crate::cluster::renewal::renew_admin_if_due;
 use crate::data_folder::NodeDataFolder;
@@ -26,10 +24,9 @@ pub(super) struct ControllerCertificates {
     me: NodeId,
     folder: NodeDataFolder,
     authority: Arc<ClusterAuthority>,
-    credentials: Credentials,
+    /// A renewal may wait until others are written.
+    pub(super) credentials: OwnCredentials<()>,
     renewal: RenewalWatch,
-    /// The write of other credentials; a renewal may wait for it.
-    write: CredentialsWrite<()>,
     admin: AdminRenewal,
 }
 
@@ -39,9 +36,9 @@ impl ControllerCertificates {
         authority: Arc<ClusterAuthority>,
         credentials: Credentials,
     ) -> Self {
-        let renewal = RenewalWatch::default();
-        let (write, admin) = Default::default();
-        Self { me, folder, authority, credentials, renewal, write, admin }
+        let credentials = OwnCredentials::new(credentials, folder.identity());
+        let (renewal, admin) = Default::default();
+        Self { me, folder, authority, credentials, renewal, admin }
     }
 
     /// The authority that issues here.
@@ -56,7 +53,7 @@ impl ControllerCertificates {
 
     /// The certificate of this controller, and the authorities that it trusts.
     pub(super) const fn credentials(&self) -> &Credentials {
-        &self.credentials
+        self.credentials.used()
     }
 
     /// Another authority issues from now on.
@@ -70,7 +67,7 @@ impl ControllerCertificates {
         if self.admin.handle_tick() {
             self.begin_admin_renewal(tasks);
         }
-        let credentials = &self.credentials;
+        let credentials = self.credentials.used();
         let status = || {
             let now = UnixSeconds::now();
             let window = credentials.window();
@@ -84,64 +81,37 @@ impl ControllerCertificates {
         }
     }
 
-    /// Whether other credentials of this node are being written.
-    pub(super) const fn is_writing(&self) -> bool {
-        self.write.is_under_way()
-    }
-
     /// Another certificate for this controller, by the authority that issues now.
     pub(super) fn renew_own(&mut self, tasks: &ControllerTasks, journal: &mut Journal) {
-        if self.write.admit(()).is_none() {
+        if self.credentials.admit(()).is_none() {
             return;
         }
-        let key = self.credentials.key().requested();
+        let key = self.credentials.used().key().requested();
         let issued = self.issue((&key, PeerRole::Controller), self.me, UnixSeconds::now());
         let renewed = issued.map_err(|error| error.to_string()).and_then(|issued| {
-            self.credentials.renewed(issued.chain).map_err(|error| error.to_string())
+            self.credentials.used().renewed(issued.chain).map_err(|error| error.to_string())
         });
         match renewed {
-            Ok(renewed) => self.write(renewed, CredentialsChange::Renewed, tasks),
+            Ok(renewed) => self.credentials.write(renewed, CredentialsChange::Renewed, tasks),
             Err(why) => warn_of(CredentialsChange::Renewed, &why, journal),
         }
     }
 
-    /// Writes other credentials, which are used once a start would find them.
-    pub(super) fn write(
-        &mut self,
-        credentials: Credentials,
-        change: CredentialsChange,
-        tasks: &ControllerTasks,
-    ) {
-        self.write.begin();
-        let folder = self.folder.identity();
-        tasks.spawn(async move {
-            let saved = save_credentials(credentials, folder).await;
-            ControllerCompletion::Credentials(change, Box::new(saved))
-        });
-    }
-
-    /// Other credentials were written, or could not be: they are used from now on, and the
-    /// administrator's follow. Once a change of authority is over, connections of members are by
-    /// certificates of the new one, or end with those of the old one.
+    /// Other credentials were written, or could not be: the administrator's follow. Once a change of
+    /// authority is over, connections of members are by certificates of the new one, or end with those
+    /// of the old one.
     pub(super) fn handle_written(
         &mut self,
-        (change, saved): (CredentialsChange, Result<Credentials, String>),
+        written: CredentialsWritten,
         (tasks, journal): (&ControllerTasks, &mut Journal),
     ) {
-        let postponed = self.write.end();
-        let used = saved.and_then(|credentials| {
-            let used = tasks.transport().set_credentials(credentials.clone());
-            self.credentials = used.map(|()| credentials).map_err(|error| error.to_string())?;
-            Ok(())
-        });
-        match used {
-            Ok(()) => {
-                self.renew_admin(tasks);
-                if change == (CredentialsChange::Authorities { is_over: true }) {
-                    tasks.transport().close_clients();
-                }
-            }
-            Err(why) => warn_of(change, &why, journal),
+        let ports = (tasks.transport(), &mut *journal);
+        let (used, postponed) = self.credentials.handle_written(written, ports);
+        if used.is_some() {
+            self.renew_admin(tasks);
+        }
+        if used == Some(CredentialsChange::Authorities { is_over: true }) {
+            tasks.transport().close_clients();
         }
         if postponed.is_some() {
             self.renew_own(tasks, journal);
@@ -173,7 +143,7 @@ impl ControllerCertificates {
     fn begin_admin_renewal(&self, tasks: &ControllerTasks) {
         let folder = self.folder.clone();
         let authority = Arc::clone(&self.authority);
-        let own = self.credentials.clone();
+        let own = self.credentials.used().clone();
         tasks.spawn(async move {
             // A disk is read and synced beside the loop.
             let renew = move || renew_admin_if_due(&folder, &authority, &own);

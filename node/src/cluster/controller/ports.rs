@@ -4,14 +4,14 @@
 use zbelastic_consensus::core::{CommandOutcome, Core, CoreRefusal, OperatorCommand};
 use zbelastic_consensus::member::Role;
 use zbelastic_consensus::state::State;
-use zbelastic_identity::{AuthoritySecret, Credentials};
+use zbelastic_identity::AuthoritySecret;
 use zbelastic_types::NodeId;
 
 use super::backfill::BackfillResult;
 use super::data::DataFetchResult;
 use super::runs::RunCatalog;
 use super::uploads::UploadWriteResult;
-use crate::cluster::authority::CredentialsChange;
+use crate::cluster::authority::CredentialsWritten;
 use crate::cluster::background::BackgroundTasks;
 use crate::cluster::disk_space::NodeDisks;
 use crate::cluster::journal::Journal;
@@ -31,11 +31,17 @@ pub(super) enum ControllerCompletion {
     /// The space on the node's disks, as far as it is known.
     Disks(NodeDisks),
     /// Other credentials of this node were written, or why they could not be.
-    Credentials(CredentialsChange, Box<Result<Credentials, String>>),
+    Credentials(Box<CredentialsWritten>),
     /// The administrator's certificate was renewed if that was due, or why it could not be.
     AdminRenewal(Result<(), String>),
     /// The key of the authority that follows, or why it did not arrive.
     AuthorityKey(Result<AuthoritySecret, String>),
+}
+
+impl From<CredentialsWritten> for ControllerCompletion {
+    fn from(written: CredentialsWritten) -> Self {
+        Self::Credentials(Box::new(written))
+    }
 }
 
 impl From<PieceFetchResult> for ControllerCompletion {

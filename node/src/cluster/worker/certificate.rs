@@ -5,14 +5,14 @@
 use std::path::PathBuf;
 
 use zbelastic_identity::{Credentials, UnixSeconds};
-use zbelastic_policy::renewal::{CertificateStatus, CredentialsWrite, RenewalAction, RenewalWatch};
+use zbelastic_policy::renewal::{CertificateStatus, RenewalAction, RenewalWatch};
 use zbelastic_policy::roster::Roster;
 use zbelastic_wire::{self as wire, NodeAnswer, NodeMessage, NodeRequest};
 
 use super::ports::{WorkerCompletion, WorkerPorts, WorkerTasks};
 use crate::cluster::authority::{
-    CredentialsChange, LOOK_TICKS, is_certified, report, save_credentials, updated_credentials,
-    warn_of,
+    CredentialsChange, CredentialsWritten, LOOK_TICKS, OwnCredentials, is_certified, report,
+    updated_credentials, warn_of,
 };
 use crate::cluster::journal::Journal;
 use crate::cluster::node_record::NodeRecord;
@@ -20,12 +20,9 @@ use crate::cluster::renewal::request_renewal;
 
 /// The certificate of a worker, and when it is renewed.
 pub(super) struct WorkerCertificate {
-    credentials: Credentials,
-    /// The folder that holds the node record, the certificate and the key.
-    folder: PathBuf,
+    /// The chain of a certificate may wait until others are written.
+    credentials: OwnCredentials<Vec<Vec<u8>>>,
     renewal: RenewalWatch,
-    /// The write of other credentials; the chain of a certificate may wait for it.
-    write: CredentialsWrite<Vec<Vec<u8>>>,
     /// Ticks since the authorities to trust were looked at.
     authority_ticks: u32,
     /// Whether another authority issues than the one that made the certificate.
@@ -35,12 +32,11 @@ pub(super) struct WorkerCertificate {
 }
 
 impl WorkerCertificate {
+    /// `folder` holds the node record, the certificate and the key.
     pub(super) fn new(credentials: Credentials, folder: PathBuf) -> Self {
         Self {
-            credentials,
-            folder,
+            credentials: OwnCredentials::new(credentials, folder),
             renewal: RenewalWatch::default(),
-            write: CredentialsWrite::default(),
             authority_ticks: 0,
             is_replaced: false,
             is_untrusted: false,
@@ -62,20 +58,22 @@ impl WorkerCertificate {
         self.authority_ticks = 0;
         let contacts = ports.session.contacts().clone();
         let Some(rotation) = &contacts.rotation else { return };
-        let is_writing = self.write.is_under_way();
+        let is_writing = self.credentials.is_writing();
         let change = CredentialsChange::Authorities { is_over: !rotation.is_under_way() };
-        let updated = updated_credentials(rotation, &self.credentials).filter(|_| !is_writing);
+        let updated =
+            updated_credentials(rotation, self.credentials.used()).filter(|_| !is_writing);
         match updated {
-            Some(Ok(credentials)) => self.write(credentials, change, &ports.tasks),
+            Some(Ok(credentials)) => self.credentials.write(credentials, change, &ports.tasks),
             Some(Err(error)) => warn_of(change, &error, &mut ports.journal),
             None => {}
         }
-        self.is_replaced = rotation.is_issuing() && !is_certified(rotation, &self.credentials);
+        self.is_replaced =
+            rotation.is_issuing() && !is_certified(rotation, self.credentials.used());
         if self.is_replaced {
             self.renewal.check_soon();
         }
         if rotation.is_under_way() {
-            let report = report(rotation, &self.credentials, false);
+            let report = report(rotation, self.credentials.used(), false);
             ports.send_to_controllers(&NodeMessage::Authority(report));
         }
     }
@@ -88,7 +86,7 @@ impl WorkerCertificate {
         roster: &Roster,
         record: &NodeRecord,
     ) {
-        let credentials = &self.credentials;
+        let credentials = self.credentials.used();
         let is_replaced = self.is_replaced;
         let is_untrusted = self.is_untrusted && !roster.is_controller_connected();
         let status = || {
@@ -106,7 +104,8 @@ impl WorkerCertificate {
     fn request(&self, ports: &WorkerPorts, roster: &Roster) {
         let mut controllers = ports.session.controllers().into_iter();
         let Some(controller) = controllers.find(|node| roster.is_up(*node)) else { return };
-        let request = NodeRequest::Renew { request: self.credentials.key().signing_request() };
+        let request =
+            NodeRequest::Renew { request: self.credentials.used().key().signing_request() };
         let transport = ports.tasks.transport().clone();
         ports.tasks.spawn(async move {
             let answer = transport.request(controller, request.encode()).await;
@@ -127,7 +126,7 @@ impl WorkerCertificate {
     /// No controller accepts a connection with a certificate that ended, or that an authority made
     /// which is retired: it was cut off for so long. They have its key.
     fn request_by_key(&self, tasks: &WorkerTasks, record: &NodeRecord) {
-        let ended = self.credentials.clone();
+        let ended = self.credentials.used().clone();
         let name = record.name.clone();
         let controllers: Vec<_> = record.controllers.values().flatten().copied().collect();
         tasks.spawn(async move {
@@ -150,48 +149,34 @@ impl WorkerCertificate {
     ) {
         let change = CredentialsChange::Renewed;
         let chain = match chain {
-            Ok(chain) => self.write.admit(chain),
+            Ok(chain) => self.credentials.admit(chain),
             Err(why) => return warn_of(change, &why, journal),
         };
         // It is used once what is being written is.
         let Some(chain) = chain else { return };
-        match self.credentials.renewed(chain.into_iter().map(Into::into).collect()) {
-            Ok(renewed) => self.write(renewed, change, tasks),
+        match self.credentials.used().renewed(chain.into_iter().map(Into::into).collect()) {
+            Ok(renewed) => self.credentials.write(renewed, change, tasks),
             Err(error) => warn_of(change, &error, journal),
         }
     }
 
-    /// Writes other credentials, which are used once a start would find them.
-    fn write(&mut self, credentials: Credentials, change: CredentialsChange, tasks: &WorkerTasks) {
-        self.write.begin();
-        let folder = self.folder.clone();
-        tasks.spawn(async move {
-            let saved = save_credentials(credentials, folder).await;
-            WorkerCompletion::Credentials(change, Box::new(saved))
-        });
-    }
-
-    /// Other credentials were written, or could not be: they are used from now on.
+    /// Other credentials were written, or could not be.
     pub(super) fn handle_written(
         &mut self,
-        (change, saved): (CredentialsChange, Result<Credentials, String>),
+        written: CredentialsWritten,
         (tasks, journal): (&WorkerTasks, &mut Journal),
     ) {
-        let postponed = self.write.end();
-        let used = saved.and_then(|credentials| {
-            let used = tasks.transport().set_credentials(credentials.clone());
-            self.credentials = used.map(|()| credentials).map_err(|error| error.to_string())?;
-            Ok(())
-        });
-        match (used, change) {
-            (Ok(()), CredentialsChange::Renewed) => {
+        let ports = (tasks.transport(), &mut *journal);
+        let (used, postponed) = self.credentials.handle_written(written, ports);
+        match used {
+            Some(CredentialsChange::Renewed) => {
                 self.is_untrusted = false;
                 journal.log("the certificate is renewed".to_owned());
             }
-            (Ok(()), CredentialsChange::Authorities { .. }) => {
+            Some(CredentialsChange::Authorities { .. }) => {
                 journal.log("the authorities that this node trusts have changed".to_owned());
             }
-            (Err(why), _) => warn_of(change, &why, journal),
+            None => {}
         }
         if let Some(chain) = postponed {
             self.handle_certificate(Ok(chain), (tasks, journal));

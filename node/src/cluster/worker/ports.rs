@@ -2,7 +2,6 @@
 //! nodes, the journal, the log of its work, and work beside the event loop.
 
 use zbelastic_consensus::session::{SessionInput, WorkerEvent, WorkerSession};
-use zbelastic_identity::Credentials;
 use zbelastic_policy::roster::Roster;
 use zbelastic_trainer::runtime::RuntimeInput;
 use zbelastic_types::{Digest, NodeId};
@@ -11,7 +10,7 @@ use zbelastic_wire::NodeMessage;
 use super::activity::WorkLog;
 use super::layers::LayerFetchResult;
 use super::pieces::PieceTaskResult;
-use crate::cluster::authority::CredentialsChange;
+use crate::cluster::authority::CredentialsWritten;
 use crate::cluster::background::BackgroundTasks;
 use crate::cluster::data::{FetchError, FetchedJob};
 use crate::cluster::device::{DeviceHandle, DeviceInput};
@@ -33,7 +32,7 @@ pub(super) enum WorkerCompletion {
     /// A certificate that is valid for longer, or why there is none.
     Certificate(Result<Vec<Vec<u8>>, String>),
     /// Other credentials were written, or why they could not be.
-    Credentials(CredentialsChange, Box<Result<Credentials, String>>),
+    Credentials(Box<CredentialsWritten>),
     /// The cluster has no member with this node's key any more.
     NoMember,
     /// The space on the node's disks, as far as it is known.
@@ -47,6 +46,12 @@ pub(super) enum WorkerCompletion {
         /// The stores, or why there are none.
         fetched: Box<Result<FetchedStores, FetchError>>,
     },
+}
+
+impl From<CredentialsWritten> for WorkerCompletion {
+    fn from(written: CredentialsWritten) -> Self {
+        Self::Credentials(Box::new(written))
+    }
 }
 
 impl From<PieceFetchResult> for WorkerCompletion {
