@@ -121,7 +121,9 @@ fn a_run_goes_on_from_a_bucket_when_every_machine_is_gone() {
 #[test]
 fn a_mirror_without_a_place_is_refused_by_the_names_of_key_and_argument() {
     let mut cluster = SpawnedCluster::new();
-    cluster.begin(&["a"], STEPS);
+    // A checkpoint each few milliseconds, and one of them kept: most are removed while they are copied.
+    cluster.join_all(&["a"], 2);
+    cluster.run_with(STEPS, "keep_last = 1\n");
     let folder = cluster.nodes[0].folder.clone();
     for more in [&[][..], &["--once"]] {
         let ended = zbelastic(&folder).arg("mirror").args(more).output().expect("the binary runs");
@@ -134,7 +136,8 @@ fn a_mirror_without_a_place_is_refused_by_the_names_of_key_and_argument() {
     cluster.wait("a checkpoint", |cluster| cluster.status()?.checkpoints.last().map(drop));
     let place = cluster.root.path().join("mirror");
     let copied = zbelastic(&folder).args(["mirror", "--once"]).arg(&place).output();
-    assert!(copied.expect("the binary runs").status.success());
+    let copied = copied.expect("the binary runs");
+    assert!(copied.status.success(), "{}", text(&copied));
     assert!(place.join("checkpoints").exists());
 }
 

@@ -71,14 +71,16 @@ pub fn run(args: &MirrorArgs, out: &mut dyn Write) -> Result<(), CommandError> {
                 }
                 pace.pause_after_success()
             }
-            Err(CopyError::Failed(failure)) if !args.once => {
+            Err(error @ (CopyError::Failed(_) | CopyError::Fetch { .. })) if !args.once => {
+                let failure = CommandFailure::from(error);
                 let pause = pace.pause_after_failure();
                 eprintln!("note: mirror: {}; tried again in {} s", failure.what, pause.as_secs());
                 pause
             }
-            Err(error @ (CopyError::Failed(_) | CopyError::NoPlace { .. })) => {
-                return Err(CommandFailure::from(error).into());
-            }
+            Err(
+                error
+                @ (CopyError::Failed(_) | CopyError::Fetch { .. } | CopyError::NoPlace { .. }),
+            ) => return Err(CommandFailure::from(error).into()),
         };
         if args.once {
             return Ok(());

@@ -40,7 +40,22 @@ pub enum CopyError {
     },
     /// The cluster or the mirror failed, which it may not the next time.
     Failed(CommandFailure),
+    /// A layer could not be read out of the cluster.
+    Fetch {
+        /// What was to be copied.
+        newest: NewestVersion,
+        /// What the cluster answered.
+        error: ApiError,
+    },
 }
+
+/// Number of the newest run, and step of its newest checkpoint.
+type NewestVersion = (u64, Option<u64>);
+
+/// Checkpoints in a row that may be removed while they are copied, each for a newer one. A run writes
+/// `checkpoint.keep_last` of them in the time of one copy before that happens: behind so many, copies
+/// do not keep up.
+const SUPERSEDED_MAX: usize = 32;
 
 impl From<CommandFailure> for CopyError {
     fn from(failure: CommandFailure) -> Self {
@@ -59,6 +74,7 @@ impl From<CopyError> for CommandFailure {
         let run = match error {
             CopyError::NoPlace { run } => run,
             CopyError::Failed(failure) => return failure,
+            CopyError::Fetch { error, .. } => return error.into(),
         };
         let what = format!("run {run} has no checkpoint.mirror, and no PLACE was given");
         let mut failure = Self::new(FailureCode::Usage, what);
@@ -77,7 +93,7 @@ pub struct CheckpointCopier {
     /// The folder with the texts of a controller.
     texts: Option<PathBuf>,
     /// The newest run and its newest checkpoint, once there is nothing of it left to copy.
-    seen: Option<(u64, Option<u64>)>,
+    seen: Option<NewestVersion>,
     /// Whether a run had a place.
     had_place: bool,
     mirror: Option<(String, Mirror)>,
@@ -105,17 +121,33 @@ impl CheckpointCopier {
         self.mirror.is_some()
     }
 
-    /// Copies the newest checkpoint of the newest run, unless it is there.
+    /// Copies the newest checkpoint of the newest run, unless it is there. One that is removed
+    /// meanwhile has a newer one, which is copied instead.
     ///
     /// # Errors
-    /// If the cluster does not answer, has removed the checkpoint meanwhile, or the mirror cannot be
-    /// written; if there is no place for the first one. A later run that names none is left out.
+    /// If the cluster does not answer, has removed [`SUPERSEDED_MAX`] checkpoints before they were
+    /// copied, or the mirror cannot be written; if there is no place for the first one. A later run
+    /// that names none is left out.
     pub fn copy_newest(
         &mut self,
         client: &mut ApiClient<'_>,
     ) -> Result<Option<CopiedCheckpoint>, CopyError> {
-        let Some(run) = client.runs()?.pop() else { return Ok(None) };
-        let newest = (run.run, run.checkpoints.last().copied());
+        for _ in 1..SUPERSEDED_MAX {
+            match self.copy_listed(client) {
+                Err(CopyError::Fetch { newest, .. }) if newest_version(client)? != Some(newest) => {
+                }
+                ended => return ended,
+            }
+        }
+        self.copy_listed(client)
+    }
+
+    /// Copies the checkpoint that is listed as the newest, unless it is there.
+    fn copy_listed(
+        &mut self,
+        client: &mut ApiClient<'_>,
+    ) -> Result<Option<CopiedCheckpoint>, CopyError> {
+        let Some(newest) = newest_version(client)? else { return Ok(None) };
         if self.seen == Some(newest) {
             return Ok(None);
         }
@@ -158,7 +190,7 @@ impl CheckpointCopier {
         &mut self,
         client: &mut ApiClient<'_>,
         newest: &NewestCheckpoint,
-    ) -> Result<Option<Bytes>, CommandFailure> {
+    ) -> Result<Option<Bytes>, CopyError> {
         let place = &newest.place;
         let wrong = |error| cannot_mirror(place, &error);
         let mut mirror = match self.mirror.take() {
@@ -237,6 +269,11 @@ impl CheckpointCopier {
     }
 }
 
+fn newest_version(client: &mut ApiClient<'_>) -> Result<Option<NewestVersion>, ApiError> {
+    let newest = client.runs()?.pop();
+    Ok(newest.map(|run| (run.run, run.checkpoints.last().copied())))
+}
+
 fn unreadable(error: &dyn std::fmt::Display) -> CommandFailure {
     let what = format!("the cluster's state cannot be read: {error}");
     CommandFailure::new(FailureCode::VerificationFailed, what)
@@ -271,21 +308,24 @@ fn copy_layer(
     mirror: &mut Mirror,
     newest: &NewestCheckpoint,
     layer: u32,
-) -> Result<PieceRecord, CommandFailure> {
+) -> Result<PieceRecord, CopyError> {
     let wrong = |error| cannot_mirror(&newest.place, &error);
-    let step = newest.manifest.version.version.0;
+    let id = newest.manifest.version;
+    let step = id.version.0;
     let mut record = PieceRecord { length: 0, chunks: Vec::new() };
     let mut chunk = Vec::new();
     let mut offset = 0;
     loop {
-        let piece = client.layer_piece_of(&newest.run, (step, layer), offset)?;
+        let piece = client
+            .layer_piece_of(&newest.run, (step, layer), offset)
+            .map_err(|error| CopyError::Fetch { newest: (id.run.0, Some(step)), error })?;
         let is_next =
             piece.offset == offset && (record.length == 0 || piece.total == record.length);
         record.length = piece.total;
         offset += piece.bytes.len() as u64;
         if !is_next || offset > piece.total || (piece.bytes.is_empty() && offset < piece.total) {
             let what = format!("layer {layer}: a piece at {}, requested at {offset}", piece.offset);
-            return Err(CommandFailure::new(FailureCode::VerificationFailed, what));
+            return Err(CommandFailure::new(FailureCode::VerificationFailed, what).into());
         }
         chunk.extend(piece.bytes);
         while chunk.len() >= CHUNK_BYTES {
