@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use zbelastic_consensus::duty::{PlanSolution, PlanUnsolvable, SolveRequest};
-use zbelastic_kernels::DeviceSizes;
+use zbelastic_kernels::{DeviceSizes, Precision};
 use zbelastic_planner::{PaceTracker, PlanSearch, PlannerJob};
 use zbelastic_trainer::plan::MemoryPolicy;
 use zbelastic_trainer::stage::StageSetup;
@@ -44,7 +44,7 @@ impl LifePlanner {
             memory: MemoryPolicy::default(),
             copies: options.copies,
             stage_bytes_max: None,
-            sizes: DeviceSizes::Processors,
+            sizes: DeviceSizes::Processors(Precision::F32),
         };
         Self {
             job,

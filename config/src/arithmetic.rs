@@ -35,7 +35,7 @@ pub enum PrecisionChoice {
 }
 
 impl ArithmeticConfig {
-    /// The type of activations, for kernels.
+    /// The type of products' factors, for kernels.
     #[must_use]
     pub const fn precision(self) -> Precision {
         match self.precision {
@@ -48,7 +48,7 @@ impl ArithmeticConfig {
     #[must_use]
     pub const fn sizes(self) -> DeviceSizes {
         match self.device {
-            DeviceChoice::Cpu => DeviceSizes::Processors,
+            DeviceChoice::Cpu => DeviceSizes::Processors(self.precision()),
             DeviceChoice::Cuda => DeviceSizes::Cuda(self.precision()),
         }
     }

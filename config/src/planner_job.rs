@@ -66,7 +66,7 @@ impl RunConfig {
 
 #[cfg(test)]
 mod tests {
-    use zbelastic_kernels::DeviceSizes;
+    use zbelastic_kernels::{DeviceSizes, Precision};
     use zbelastic_schedule::ScheduleKind;
     use zbelastic_trainer::plan::AUTO_KINDS;
 
@@ -81,7 +81,7 @@ mod tests {
         let auto = job("").expect("it has steps");
         assert_eq!((auto.kinds.as_slice(), auto.is_auto), (&AUTO_KINDS[..], true));
         assert_eq!((auto.chunks_per_stage, auto.stage_bytes_max), (None, None));
-        assert_eq!((auto.sizes, auto.copies), (DeviceSizes::Processors, 1));
+        assert_eq!((auto.sizes, auto.copies), (DeviceSizes::Processors(Precision::F32), 1));
         let own = job("[schedule]\nkind = \"zb-v\"\nchunks = 2\n[elastic]\ncopies = 2\n");
         let own = own.expect("it has steps");
         assert_eq!((own.kinds.as_slice(), own.is_auto), (&[ScheduleKind::ZbV][..], false));

@@ -38,6 +38,7 @@ pub use crate::allocate::AllocateError;
 use crate::fault::DeviceFault;
 pub use crate::host_floats::{HostFloats, PendingFloats};
 pub use crate::pending::Pending;
+use crate::precision::Precision;
 pub use crate::shapes::{
     Accumulate, AttentionMask, AttentionShape, BufferView, BufferViewMut, IGNORED_TARGET,
     LossScale, MatrixShape, Norm, RotaryDirection, RowPositions, RowsShape,
@@ -154,7 +155,7 @@ pub trait Backend:
 
     /// The unit roundoff of the type of activations: half the distance from 1 to the next number.
     fn rounding(&self) -> f64 {
-        f64::from(f32::EPSILON) / 2.0
+        Precision::F32.rounding()
     }
 
     /// `out[i] = tokens_table[token_i] + positions_table[position_i]`.

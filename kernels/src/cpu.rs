@@ -8,6 +8,7 @@ mod activation;
 mod adapter;
 mod attention;
 mod backend;
+mod bf16;
 mod buffer;
 mod draw;
 mod elementwise;

@@ -1,24 +1,33 @@
 //! The type of activations, and bfloat16 on the host.
 
-/// The type that activations have in memory.
+/// The type of factors of products, and on NVIDIA devices of activations in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Precision {
     /// 32-bit floats in memory and in products.
     F32,
-    /// bfloat16 in memory and as operands of products, whose sums are 32-bit floats.
+    /// bfloat16 as factors of products, whose sums are 32-bit floats.
     Bf16,
 }
 
 impl Precision {
-    /// Both types of activations.
+    /// Both types.
     pub const ALL: [Self; 2] = [Self::F32, Self::Bf16];
 
-    /// Bytes of an activation.
+    /// Bytes of a number.
     #[must_use]
     pub const fn bytes(self) -> usize {
         match self {
             Self::F32 => 4,
             Self::Bf16 => 2,
+        }
+    }
+
+    /// The largest error of a number that is rounded to the type, relative to the number.
+    #[must_use]
+    pub const fn rounding(self) -> f64 {
+        match self {
+            Self::F32 => f32::EPSILON as f64 / 2.0,
+            Self::Bf16 => 1.0 / 256.0,
         }
     }
 

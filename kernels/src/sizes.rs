@@ -60,7 +60,9 @@ pub trait ByteCounts {
     /// Bytes a matrix of this shape needs beside its parameters.
     fn matrix_bytes(&self, shape: MatrixShape) -> u64 {
         match self.sizes() {
-            DeviceSizes::Processors => packed_lens(shape).map(block_bytes).iter().sum(),
+            DeviceSizes::Processors(precision) => {
+                packed_lens(shape, precision).map(block_bytes).iter().sum()
+            }
             DeviceSizes::Cuda(_) => self.rows_bytes(shape.outputs * shape.inputs),
         }
     }
@@ -68,7 +70,7 @@ pub trait ByteCounts {
     /// Bytes a buffer of `len` floats needs.
     fn buffer_bytes(&self, len: usize) -> u64 {
         match self.sizes() {
-            DeviceSizes::Processors => block_bytes(len),
+            DeviceSizes::Processors(_) => block_bytes(len),
             DeviceSizes::Cuda(_) => aligned(4 * len as u64),
         }
     }
@@ -76,7 +78,7 @@ pub trait ByteCounts {
     /// Bytes a buffer of `len` activations needs.
     fn rows_bytes(&self, len: usize) -> u64 {
         match self.sizes() {
-            DeviceSizes::Processors => self.buffer_bytes(len),
+            DeviceSizes::Processors(_) => self.buffer_bytes(len),
             DeviceSizes::Cuda(_) => aligned(self.row_bytes() * len as u64),
         }
     }
@@ -84,7 +86,7 @@ pub trait ByteCounts {
     /// Bytes of one activation that is offloaded.
     fn row_bytes(&self) -> u64 {
         match self.sizes() {
-            DeviceSizes::Processors => 4,
+            DeviceSizes::Processors(_) => 4,
             DeviceSizes::Cuda(precision) => precision.bytes() as u64,
         }
     }
@@ -93,7 +95,7 @@ pub trait ByteCounts {
     /// floats beside it ([`crate::Optimizer::packed_weights_optimizer`]).
     fn has_packed_candidates(&self) -> bool {
         match self.sizes() {
-            DeviceSizes::Processors => false,
+            DeviceSizes::Processors(_) => false,
             DeviceSizes::Cuda(_) => true,
         }
     }
@@ -102,7 +104,7 @@ pub trait ByteCounts {
     /// they need it.
     fn claim_bytes(&self, claim: &MemoryClaim<'_>) -> u64 {
         match self.sizes() {
-            DeviceSizes::Processors => claim.buffers,
+            DeviceSizes::Processors(_) => claim.buffers,
             DeviceSizes::Cuda(precision) => {
                 let work = claim.buffers + scratch_bytes(claim.operations, precision);
                 region_bytes(work) + region_bytes(staging_bytes(claim.staging, precision))
@@ -113,7 +115,7 @@ pub trait ByteCounts {
     /// Bytes of a claim's staging buffers.
     fn staging_bytes(&self, staging: &[StagingReservation]) -> u64 {
         match self.sizes() {
-            DeviceSizes::Processors => 0,
+            DeviceSizes::Processors(_) => 0,
             DeviceSizes::Cuda(precision) => staging_bytes(staging, precision),
         }
     }
@@ -121,7 +123,7 @@ pub trait ByteCounts {
     /// Bytes that a device needs to be opened, beside those of its driver.
     fn opening_bytes(&self) -> u64 {
         match self.sizes() {
-            DeviceSizes::Processors => 0,
+            DeviceSizes::Processors(_) => 0,
             DeviceSizes::Cuda(_) => DeviceSizes::WORKSPACE_BYTES,
         }
     }
@@ -130,8 +132,9 @@ pub trait ByteCounts {
 /// A kind of devices, as far as bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceSizes {
-    /// Processor cores: floats, and matrices packed in both directions beside their parameters.
-    Processors,
+    /// Processor cores: floats, and matrices packed in both directions, in a type of their own, beside
+    /// their parameters.
+    Processors(Precision),
     /// NVIDIA devices: activations, and a copy of each matrix, in a type of their own.
     Cuda(Precision),
 }
@@ -197,6 +200,6 @@ mod tests {
         assert_eq!(half.staging_bytes(staging), PAGE);
         assert_eq!(half.claim_bytes(&claim(PAGE - 512)), 2 * PAGE);
         assert_eq!(half.claim_bytes(&claim(PAGE - 511)), 3 * PAGE);
-        assert_eq!(DeviceSizes::Processors.claim_bytes(&claim(5)), 5);
+        assert_eq!(DeviceSizes::Processors(Precision::F32).claim_bytes(&claim(5)), 5);
     }
 }

@@ -2,21 +2,27 @@
 
 use zbelastic_kernels::conformance::floats;
 use zbelastic_kernels::{
-    BufferView, BufferViewMut, CpuBackend, DeviceMemory, InstructionSet, Optimizer,
+    BufferView, BufferViewMut, CpuBackend, DeviceMemory, InstructionSet, Optimizer, Precision,
     SQUARE_SUM_CHUNK,
 };
 
-fn devices() -> Vec<CpuBackend> {
+fn devices_of(precision: Precision) -> Vec<CpuBackend> {
     let mut devices = Vec::new();
     for threads in 1..=3 {
         for set in InstructionSet::available() {
-            devices.push(CpuBackend::with_instructions(threads, set).expect("three threads"));
+            let device = CpuBackend::with_instructions(threads, set).expect("three threads");
+            devices.push(device.with_precision(precision));
         }
     }
     devices
 }
 
+fn devices() -> Vec<CpuBackend> {
+    devices_of(Precision::F32)
+}
+
 zbelastic_kernels::conformance!(cpu, devices);
+zbelastic_kernels::conformance!(cpu_bf16, || devices_of(Precision::Bf16));
 
 /// A processor's definition, to the bit: index order within chunks, chunks in order.
 #[test]

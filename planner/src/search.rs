@@ -262,7 +262,7 @@ fn op_seconds_max(job: &PlannerJob, plan: &Plan, nodes: &[NodeResources]) -> f64
     // A device executes its launches later: an operation that reads the result waits for all of a
     // step.
     let passes = match job.sizes {
-        DeviceSizes::Processors => 1,
+        DeviceSizes::Processors(_) => 1,
         DeviceSizes::Cuda(_) => job.batch.microbatch_count,
     };
     let pass_s = of_pass * f64::from(passes) / REFERENCE_FLOP_PER_S;
@@ -298,6 +298,7 @@ pub(crate) mod tests {
     use zbelastic_trainer::plan::{AUTO_KINDS, BatchShape, LaneCount, MemoryPolicy, SliceBalance};
 
     use super::*;
+    use zbelastic_kernels::Precision;
 
     const TICK: Duration = Duration::from_millis(10);
 
@@ -340,7 +341,7 @@ pub(crate) mod tests {
             memory: MemoryPolicy::default(),
             copies: 1,
             stage_bytes_max: None,
-            sizes: DeviceSizes::Processors,
+            sizes: DeviceSizes::Processors(Precision::F32),
         }
     }
 

@@ -289,7 +289,7 @@ impl<B: Backend, S: BatchSource> SerialReference<B, S> {
         for layer in self.model.layers_mut() {
             // Products of a device are its own, and so is what Muon makes of them.
             let of_device = match self.backend.sizes() {
-                DeviceSizes::Processors => LayerUpdate::default(),
+                DeviceSizes::Processors(_) => LayerUpdate::default(),
                 DeviceSizes::Cuda(_) => update.of_layer(&layer.spec),
             };
             let LayerState { spec, w, m, g, .. } = &mut *layer;

@@ -255,5 +255,8 @@ fn plans_count_the_bytes_of_a_device_without_one() {
     assert!(half.state < whole.state && half.messages < whole.messages, "{half:?} {whole:?}");
     let processors =
         choose(&CpuBackend::new(1).expect("one thread"), request(&model, &kinds, 2, pace));
-    assert_eq!(memory(DeviceSizes::Processors), processors.expect("as before").memory[0]);
+    assert_eq!(
+        memory(DeviceSizes::Processors(Precision::F32)),
+        processors.expect("as before").memory[0]
+    );
 }

@@ -3,7 +3,7 @@
 
 use crate::common::{BATCH, StageCluster, corpus, corpus_for, plan, policy, setup, tiny_model};
 use zbelastic_consensus::validation::NonfinitePolicy;
-use zbelastic_kernels::{CpuBackend, InstructionSet};
+use zbelastic_kernels::{CpuBackend, InstructionSet, Precision};
 use zbelastic_schedule::{PipelineSize, ScheduleKind, Window, check_size};
 use zbelastic_trainer::digest::StateDigest;
 use zbelastic_trainer::model::{Family, LayerRange, ModelConfig};
@@ -387,4 +387,54 @@ fn digests_are_those_of_the_version_before() {
     };
     check(Family::Gpt2, "c51af017c57c248894e79a3e63aea5de68b2be7be4cd5f3dafd0d3be83ac617e");
     check(Family::Llama, "ffc4c10b19e8b8b0d0338d16461aa92e37a392f066717fda869b36562922e9b1");
+}
+
+/// The bits of two small runs whose products are of bfloat16 numbers: with every instruction set that
+/// the machine has, and in pipelines that compute steps again or skip them.
+#[test]
+fn digests_of_bfloat16_are_those_of_the_version_before() {
+    let check = |family, expected: [&str; 2]| {
+        let model = tiny_model(family);
+        for set in InstructionSet::available() {
+            let backend = |threads| {
+                let backend = CpuBackend::with_instructions(threads, set).expect("two threads");
+                backend.with_precision(Precision::Bf16)
+            };
+            for (skipped, expected) in [&[][..], &[STRUCK]].into_iter().zip(expected) {
+                let digest = serial_on(backend(2), &base(&model), skipped).0;
+                assert_eq!(digest.to_string(), expected, "{family:?}, {set}");
+            }
+            let kinds = if set == InstructionSet::available()[0] {
+                &EVERYTHING_TRIED[..]
+            } else {
+                &[ScheduleKind::ZbV]
+            };
+            for (kind, injected) in kinds
+                .iter()
+                .zip([InjectedNan::NanReplayed, InjectedNan::NanSkipped].into_iter().cycle())
+            {
+                let mut setup = setup(model.clone(), plan(&model, *kind, 3, Window::One), STEPS);
+                let policy = policy(setup.clip_norm, strike(&mut setup, injected));
+                let cluster =
+                    StageCluster::on_backends(&setup, policy, 7, corpus(), |_| backend(1));
+                let digest = cluster.run().digest.to_string();
+                let expected = expected[usize::from(injected == InjectedNan::NanSkipped)];
+                assert_eq!(digest, expected, "{family:?}, {set}, {kind}, {injected:?}");
+            }
+        }
+    };
+    check(
+        Family::Gpt2,
+        [
+            "67a04e13cd9b7b8f2a2ebee79913501f71df80f3f7aea1566693a0c18353c144",
+            "e6083a4b3cbc8fe3f04b61f81c26d2113e14ba4009b813b9114724f6a4970f52",
+        ],
+    );
+    check(
+        Family::Llama,
+        [
+            "c18dbb0d8e726fa64628580dd22c2d66d72dc1c0c42b22777cd802ce09e3fa92",
+            "d8cd3020bad1240ff4b8e0517420c6aae4150b7322d517dce283822c8ee5dfbd",
+        ],
+    );
 }

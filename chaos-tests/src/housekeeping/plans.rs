@@ -7,7 +7,7 @@ use std::sync::Arc;
 use zbelastic_consensus::class::DeviceClass;
 use zbelastic_consensus::member::{Holder, Resources, Role};
 use zbelastic_consensus::plan::{PlanReason, PlanRecord, Promise, PromiseOff};
-use zbelastic_kernels::DeviceSizes;
+use zbelastic_kernels::{DeviceSizes, Precision};
 use zbelastic_planner::{NodeResources, first_plan, memory_limits};
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::{
@@ -119,7 +119,7 @@ fn search(model: &ModelConfig, stage_count: u32, limits: &[Bytes]) -> FoundPlan 
         stage_bytes_max: limits,
         pace: &Pace::estimated(model, shape),
     };
-    let choice = choose(&DeviceSizes::Processors, request).map_err(|refusals| {
+    let choice = choose(&DeviceSizes::Processors(Precision::F32), request).map_err(|refusals| {
         let reasons = refusals.iter().map(|(kind, refusal)| format!("{kind}: {refusal}"));
         reasons.collect::<Vec<_>>().join("; ")
     })?;

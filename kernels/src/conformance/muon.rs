@@ -58,7 +58,7 @@ pub fn muon_meets_the_bits<B: Backend>(devices: &[B]) {
         assert!(candidate[0].is_nan() && candidate[len + 1].is_nan());
         // Every device of a kind has the bits of the first.
         let expected_w: &[f32] = match device.sizes() {
-            DeviceSizes::Processors => &expected_w,
+            DeviceSizes::Processors(_) => &expected_w,
             DeviceSizes::Cuda(_) => {
                 first.get_or_insert_with(|| [&w[..1], &candidate[1..=len], &w[len + 1..]].concat())
             }

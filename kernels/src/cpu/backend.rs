@@ -16,6 +16,7 @@ use crate::backend::{
     BufferView, EarlierSlice, EmbedGradient, ForwardEpilogue, LinearGradient, LossScale,
     MatrixShape, Norm, NormGradient, Pending, RotaryDirection, RowPositions, RowsShape,
 };
+use crate::precision::Precision;
 use crate::sizes::{ByteCounts, DeviceSizes};
 
 /// Rows below which a task would read the right factor's blocks more than it multiplies.
@@ -26,6 +27,7 @@ const ROWS_PER_TASK_MIN: usize = 128;
 pub struct CpuBackend {
     threads: Threads,
     set: InstructionSet,
+    precision: Precision,
     arena: CpuArena,
 }
 
@@ -57,7 +59,15 @@ impl CpuBackend {
         set: InstructionSet,
     ) -> Result<Self, AllocateError> {
         assert!(InstructionSet::available().contains(&set), "the processor lacks {set:?}");
-        Ok(Self { threads: Threads::new(thread_count)?, set, arena: CpuArena::new() })
+        let threads = Threads::new(thread_count)?;
+        Ok(Self { threads, set, precision: Precision::F32, arena: CpuArena::new() })
+    }
+
+    /// The same device, with factors of linear layers' products of this precision. Everything else
+    /// is 32-bit floats, activations in memory as well.
+    #[must_use]
+    pub fn with_precision(self, precision: Precision) -> Self {
+        Self { precision, ..self }
     }
 
     /// The instructions in use.
@@ -121,11 +131,15 @@ fn split(
 
 impl ByteCounts for CpuBackend {
     fn sizes(&self) -> DeviceSizes {
-        DeviceSizes::Processors
+        DeviceSizes::Processors(self.precision)
     }
 }
 
 impl Backend for CpuBackend {
+    fn rounding(&self) -> f64 {
+        self.precision.rounding()
+    }
+
     fn embed_forward(
         &self,
         positions: RowPositions<'_>,
@@ -256,6 +270,7 @@ impl Backend for CpuBackend {
             left_width: shape.outputs,
             right: x.as_slice(),
             right_width: shape.inputs,
+            precision: self.precision,
             accumulate,
         };
         outer_product(self.set, &self.threads, operands, weight, bias);

@@ -104,6 +104,19 @@ impl InstructionSet {
         })
     }
 
+    /// Whether the processor multiplies bfloat16 numbers with instructions of this set: AVX512-BF16.
+    /// Without them products of such factors have the same bits and take longer.
+    #[must_use]
+    pub fn has_bf16(self) -> bool {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => is_x86_feature_detected!("avx512bf16"),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => false,
+            Self::Portable => false,
+        }
+    }
+
     /// Its name, as [`CPU_VARIABLE`] has it.
     #[must_use]
     pub const fn name(self) -> &'static str {

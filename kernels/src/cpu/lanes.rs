@@ -65,6 +65,12 @@ pub(crate) trait Lanes: Copy {
     /// Two to the power of `self`, which holds whole numbers from -126 to 127.
     fn exp2_whole(self) -> Self;
 
+    /// Words of two bfloat16 numbers each, as [`super::bf16::pair`] makes them: lane `i` of `self`, and of
+    /// `second`.
+    fn bf16_pairs(self, second: Self) -> Self;
+    /// The same of neighbours: lanes `2i` and `2i + 1` of `self`, and then of `next`.
+    fn bf16_adjacent(self, next: Self) -> Self;
+
     /// Row `i` of the result is lane `i` of each row.
     #[inline(always)]
     fn transpose(rows: [Self; LANES]) -> [Self; LANES] {

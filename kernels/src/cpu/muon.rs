@@ -11,6 +11,7 @@ use crate::backend::{
     Accumulate, MatrixShape, MuonCoefficients, MuonMatrix, MuonRange, NEWTON_SCHULZ,
     NEWTON_SCHULZ_EPSILON, NEWTON_SCHULZ_ITERATIONS,
 };
+use crate::precision::Precision;
 
 /// Elements that one task computes.
 const CHUNK: usize = 1 << 16;
@@ -112,6 +113,7 @@ fn transposed_product(
         left_width: left.len() / rows,
         right,
         right_width: right.len() / rows,
+        precision: Precision::F32,
         accumulate: Accumulate::Start,
     };
     outer_product(cpu.instruction_set(), cpu.threads(), operands, result, None);

@@ -205,7 +205,7 @@ impl AsyncPlan {
             offload: none,
         };
         match backend.sizes() {
-            DeviceSizes::Processors => memory,
+            DeviceSizes::Processors(_) => memory,
             DeviceSizes::Cuda(_) => memory.on_device(backend, &self.device_claim(model, stage)),
         }
     }

@@ -311,7 +311,7 @@ pub fn stage_memory<B: ByteCounts>(
         }
     }
     match backend.sizes() {
-        DeviceSizes::Processors => claim,
+        DeviceSizes::Processors(_) => claim,
         DeviceSizes::Cuda(_) => {
             claim.on_device(backend, &device_claim(model, optimizer, plan, stage))
         }
@@ -338,7 +338,7 @@ fn copy_bytes<B: ByteCounts>(backend: &B, spec: &LayerSpec, optimizer: Optimizer
 /// one pass. It waits in the host's memory.
 fn arriving_bytes<B: ByteCounts>(backend: &B, spec: &LayerSpec) -> Bytes {
     match backend.sizes() {
-        DeviceSizes::Processors => Bytes::of_f32(spec.gradient_len()),
+        DeviceSizes::Processors(_) => Bytes::of_f32(spec.gradient_len()),
         DeviceSizes::Cuda(_) => Bytes(0),
     }
 }

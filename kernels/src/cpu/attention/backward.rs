@@ -24,6 +24,7 @@ use super::heads::{
 use super::{QUERIES, SCORE_STRIDE, key_limit, key_start};
 use crate::backend::{AttentionMask, AttentionShape};
 use crate::panels::padded;
+use crate::precision::Precision;
 
 /// Results of the forward pass, and the gradient of the output.
 #[derive(Clone, Copy)]
@@ -335,7 +336,7 @@ impl AttentionBackwardJob<'_> {
             let floats = &mut floats[skipped..];
             let to = ProductStrip { floats, stride: SCORE_STRIDE, rows, columns, add: false };
             let floats = &panels[(keys.start + skipped) * head_width..];
-            let panels = Panels { floats, rows: head_width, start: 0 };
+            let panels = Panels::of_floats(floats, head_width, 0);
             multiply_strip(self.set, head_width, strip, panels, PrefetchRange::NOTHING, to);
         }
     }
@@ -351,7 +352,8 @@ impl AttentionBackwardJob<'_> {
         let head_width = self.shape.head_width;
         let depth = seen.len();
         let floats = &scratch.scores[seen.start..];
-        let source = RowSource { floats, stride: SCORE_STRIDE, rows: rows.len(), depth };
+        let precision = Precision::F32;
+        let source = RowSource { floats, stride: SCORE_STRIDE, rows: rows.len(), depth, precision };
         pack_rows(self.set, source, &mut scratch.weight_strip);
         let to = ProductStrip {
             floats: &mut scratch.query_gradients[rows.start * head_width..],
@@ -361,7 +363,7 @@ impl AttentionBackwardJob<'_> {
             add: keys.start > 0,
         };
         let floats = &scratch.keys[keys.start * padded(head_width)..];
-        let panels = Panels { floats, rows: keys.len, start: seen.start };
+        let panels = Panels::of_floats(floats, keys.len, seen.start);
         multiply_strip(self.set, depth, &scratch.weight_strip, panels, PrefetchRange::NOTHING, to);
     }
 
@@ -397,7 +399,7 @@ impl AttentionBackwardJob<'_> {
                     add,
                 };
                 let floats = &panels[block * padded(head_width)..];
-                let panels = Panels { floats, rows: block_len, start: query - block };
+                let panels = Panels::of_floats(floats, block_len, query - block);
                 let strip = &strips[first * sequence_len + query * STRIP..];
                 let depth = end.min(block + block_len) - query;
                 multiply_strip(self.set, depth, strip, panels, PrefetchRange::NOTHING, to);

@@ -16,6 +16,7 @@ use super::heads::{
 use super::{QUERIES, SCORE_STRIDE, key_limit, key_start};
 use crate::backend::{AttentionMask, AttentionShape};
 use crate::panels::padded;
+use crate::precision::Precision;
 
 pub(in super::super) fn forward(
     cpu: &CpuBackend,
@@ -163,7 +164,7 @@ impl AttentionForwardJob<'_> {
                 add: false,
             };
             let floats = &scratch.keys_as_columns[key * width..];
-            let panels = Panels { floats, rows: width, start: 0 };
+            let panels = Panels::of_floats(floats, width, 0);
             multiply_strip(
                 self.set,
                 width,
@@ -186,7 +187,8 @@ impl AttentionForwardJob<'_> {
             let key = block * BLOCK_DEPTH;
             let depth = len - skipped;
             let floats = &scratch.scores[block * QUERIES * SCORE_STRIDE + skipped..];
-            let weights = RowSource { floats, stride: SCORE_STRIDE, rows, depth };
+            let precision = Precision::F32;
+            let weights = RowSource { floats, stride: SCORE_STRIDE, rows, depth, precision };
             pack_rows(self.set, weights, &mut scratch.weight_strip);
             let to = ProductStrip {
                 floats: &mut scratch.sums,
@@ -195,11 +197,9 @@ impl AttentionForwardJob<'_> {
                 columns: head_width,
                 add: block > 0,
             };
-            let panels = Panels {
-                floats: &scratch.values[key * padded(head_width)..],
-                rows: BLOCK_DEPTH.min(self.lengths.keys - key),
-                start: skipped,
-            };
+            let values = &scratch.values[key * padded(head_width)..];
+            let value_rows = BLOCK_DEPTH.min(self.lengths.keys - key);
+            let panels = Panels::of_floats(values, value_rows, skipped);
             multiply_strip(
                 self.set,
                 depth,

@@ -4,11 +4,12 @@ use std::cell::RefCell;
 
 use super::super::instruction_set::InstructionSet;
 use super::super::matmul::{
-    BLOCK_DEPTH, PanelSource, RowSource, STRIP_FLOATS, pack_as_is, pack_rows, pack_transposed,
+    BLOCK_DEPTH, PanelSource, RowSource, STRIP_WORDS, pack_as_is, pack_rows, pack_transposed,
 };
 use super::{QUERIES, SCORE_STRIDE};
 use crate::backend::AttentionShape;
 use crate::panels::padded;
+use crate::precision::Precision;
 
 /// A run of columns of the rows of one sequence.
 #[derive(Clone, Copy)]
@@ -46,14 +47,17 @@ impl<'a> StridedColumns<'a> {
     ) {
         let Self { floats, stride, width } = *self;
         let floats = &floats[first * stride..];
-        pack_rows(set, RowSource { floats, stride, rows, depth: width }, to);
+        let source = RowSource { floats, stride, rows, depth: width, precision: Precision::F32 };
+        pack_rows(set, source, to);
     }
 
     /// Panels whose columns are these rows, `rows` of them: the right factor of a product over
     /// this head's width.
     pub(super) fn pack_rows_as_columns(&self, set: InstructionSet, rows: usize, to: &mut [f32]) {
         let Self { floats, stride, width } = *self;
-        pack_transposed(set, PanelSource { floats, stride, columns: 0..rows, rows: width }, to);
+        let precision = Precision::F32;
+        let source = PanelSource { floats, stride, columns: 0..rows, rows: width, precision };
+        pack_transposed(set, source, to);
     }
 
     /// Panels of these columns in blocks of [`BLOCK_DEPTH`] rows: the right factor of a product
@@ -63,7 +67,8 @@ impl<'a> StridedColumns<'a> {
         for first in (0..rows).step_by(BLOCK_DEPTH) {
             let depth = BLOCK_DEPTH.min(rows - first);
             let floats = &floats[first * stride..];
-            let source = PanelSource { floats, stride, columns: 0..width, rows: depth };
+            let precision = Precision::F32;
+            let source = PanelSource { floats, stride, columns: 0..width, rows: depth, precision };
             pack_as_is(set, source, &mut to[first * padded(width)..]);
         }
     }
@@ -168,8 +173,8 @@ impl HeadScratch {
         let AttentionLengths { queries, keys } = lengths;
         let panels = |rows: usize| padded(rows) * padded(shape.head_width);
         let score_rows = QUERIES * SCORE_STRIDE;
-        grow(&mut self.query_strip, STRIP_FLOATS);
-        grow(&mut self.weight_strip, STRIP_FLOATS);
+        grow(&mut self.query_strip, STRIP_WORDS);
+        grow(&mut self.weight_strip, STRIP_WORDS);
         grow(&mut self.scores, keys.div_ceil(BLOCK_DEPTH) * score_rows);
         grow(&mut self.sums, QUERIES * shape.head_width);
         grow(&mut self.keys_as_columns, panels(keys));
@@ -178,7 +183,7 @@ impl HeadScratch {
             grow(&mut self.rows, keys * shape.head_width);
         }
         if with_gradients {
-            grow(&mut self.gradient_strip, STRIP_FLOATS);
+            grow(&mut self.gradient_strip, STRIP_WORDS);
             grow(&mut self.weight_gradients, score_rows);
             grow(&mut self.values_as_columns, panels(keys));
             grow(&mut self.keys, panels(keys));

@@ -59,7 +59,7 @@ impl DeviceMemory for CpuBackend {
     }
 
     fn allocate_matrix(&self, shape: MatrixShape) -> Result<CpuMatrix, AllocateError> {
-        Ok(CpuMatrix(MatrixPair::zeroed(&self.arena, shape)?))
+        Ok(CpuMatrix(MatrixPair::zeroed(&self.arena, shape, self.precision)?))
     }
 
     fn load_matrix(&self, from: BufferView<'_, CpuBuffer>, to: &mut CpuMatrix) {

@@ -1,14 +1,17 @@
 //! Lanes in two 256-bit registers.
 
 use std::arch::x86_64::{
-    __m128, __m256, _CMP_LT_OQ, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT, _mm_add_ps,
+    __m128, __m256, __m256i, _CMP_LT_OQ, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT, _mm_add_ps,
     _mm_add_ss, _mm_cvtss_f32, _mm_max_ps, _mm_max_ss, _mm_movehdup_ps, _mm_movehl_ps,
-    _mm256_add_epi32, _mm256_add_ps, _mm256_andnot_ps, _mm256_castps256_ps128, _mm256_castsi256_ps,
-    _mm256_cmp_ps, _mm256_cvtps_epi32, _mm256_cvtps_pd, _mm256_div_ps, _mm256_extractf128_ps,
+    _mm256_add_epi32, _mm256_add_ps, _mm256_and_si256, _mm256_andnot_ps, _mm256_andnot_si256,
+    _mm256_blend_epi16, _mm256_blendv_epi8, _mm256_castpd_ps, _mm256_castps_pd,
+    _mm256_castps_si256, _mm256_castps256_ps128, _mm256_castsi256_ps, _mm256_cmp_ps,
+    _mm256_cmpgt_epi32, _mm256_cvtps_epi32, _mm256_cvtps_pd, _mm256_div_ps, _mm256_extractf128_ps,
     _mm256_fmadd_pd, _mm256_fmadd_ps, _mm256_loadu_pd, _mm256_loadu_ps, _mm256_max_ps,
-    _mm256_min_ps, _mm256_mul_ps, _mm256_permute2f128_ps, _mm256_round_ps, _mm256_set1_epi32,
-    _mm256_set1_ps, _mm256_shuffle_ps, _mm256_slli_epi32, _mm256_sqrt_ps, _mm256_storeu_pd,
-    _mm256_storeu_ps, _mm256_stream_ps, _mm256_sub_ps, _mm256_unpackhi_ps, _mm256_unpacklo_ps,
+    _mm256_min_ps, _mm256_mul_ps, _mm256_or_si256, _mm256_permute2f128_ps, _mm256_permute4x64_pd,
+    _mm256_round_ps, _mm256_set1_epi32, _mm256_set1_ps, _mm256_shuffle_ps, _mm256_slli_epi32,
+    _mm256_sqrt_ps, _mm256_srli_epi32, _mm256_storeu_pd, _mm256_storeu_ps, _mm256_stream_ps,
+    _mm256_sub_ps, _mm256_unpackhi_ps, _mm256_unpacklo_ps,
 };
 
 use super::{LANES, Lanes};
@@ -141,6 +144,16 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    fn bf16_pairs(self, second: Self) -> Self {
+        unsafe { Self(pair_words(self.0, second.0), pair_words(self.1, second.1)) }
+    }
+
+    #[inline(always)]
+    fn bf16_adjacent(self, next: Self) -> Self {
+        unsafe { Self(adjacent_words(self.0, self.1), adjacent_words(next.0, next.1)) }
+    }
+
+    #[inline(always)]
     fn sum(self) -> f32 {
         fold!(self, _mm256_add_ps, _mm_add_ps, _mm_add_ss)
     }
@@ -201,6 +214,51 @@ impl Lanes for Avx2 {
             *lanes = Self::from_slice(column);
         }
         columns
+    }
+}
+
+/// Words of bfloat16 numbers: of eight pairs.
+///
+/// # Safety
+/// The processor has AVX2.
+#[inline(always)]
+unsafe fn pair_words(first: __m256, second: __m256) -> __m256 {
+    unsafe {
+        let first = _mm256_srli_epi32::<16>(rounded_to_bf16(first));
+        _mm256_castsi256_ps(_mm256_blend_epi16::<0b1010_1010>(first, rounded_to_bf16(second)))
+    }
+}
+
+/// The nearest bfloat16 numbers in the upper halves, as [`super::super::bf16::pair`] rounds.
+///
+/// # Safety
+/// The processor has AVX2.
+#[inline(always)]
+unsafe fn rounded_to_bf16(floats: __m256) -> __m256i {
+    unsafe {
+        let bits = _mm256_castps_si256(floats);
+        let magnitude = _mm256_and_si256(bits, _mm256_set1_epi32(0x7fff_ffff));
+        let is_subnormal = _mm256_cmpgt_epi32(_mm256_set1_epi32(0x0080_0000), magnitude);
+        let is_nan = _mm256_cmpgt_epi32(magnitude, _mm256_set1_epi32(0x7f80_0000));
+        let bits = _mm256_andnot_si256(_mm256_srli_epi32::<1>(is_subnormal), bits);
+        let is_odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+        let half = _mm256_add_epi32(is_odd, _mm256_set1_epi32(0x7fff));
+        let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x0040_0000));
+        _mm256_blendv_epi8(_mm256_add_epi32(bits, half), quiet, is_nan)
+    }
+}
+
+/// Words of neighbours among the lanes of two registers.
+///
+/// # Safety
+/// The processor has AVX2.
+#[inline(always)]
+unsafe fn adjacent_words(low: __m256, high: __m256) -> __m256 {
+    unsafe {
+        let first = _mm256_shuffle_ps::<0b10_00_10_00>(low, high);
+        let second = _mm256_shuffle_ps::<0b11_01_11_01>(low, high);
+        let words = _mm256_castps_pd(pair_words(first, second));
+        _mm256_castpd_ps(_mm256_permute4x64_pd::<0b11_01_10_00>(words))
     }
 }
 

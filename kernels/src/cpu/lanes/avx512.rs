@@ -1,14 +1,17 @@
 //! Lanes in one 512-bit register.
 
 use std::arch::x86_64::{
-    __m512, _CMP_LT_OQ, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT, _mm256_castpd_ps,
-    _mm512_add_epi32, _mm512_add_ps, _mm512_castpd_ps, _mm512_castps_pd, _mm512_castps512_ps256,
-    _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvtps_epi32, _mm512_cvtps_pd, _mm512_div_ps,
-    _mm512_extractf64x4_pd, _mm512_fmadd_pd, _mm512_fmadd_ps, _mm512_loadu_pd, _mm512_loadu_ps,
-    _mm512_mask_blend_ps, _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps, _mm512_roundscale_ps,
-    _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_shuffle_f64x2, _mm512_slli_epi32,
-    _mm512_sqrt_ps, _mm512_storeu_pd, _mm512_storeu_ps, _mm512_stream_ps, _mm512_sub_ps,
-    _mm512_unpackhi_pd, _mm512_unpackhi_ps, _mm512_unpacklo_pd, _mm512_unpacklo_ps,
+    __m512, __m512i, _CMP_LT_OQ, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT, _mm256_castpd_ps,
+    _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512, _mm512_castpd_ps, _mm512_castps_pd,
+    _mm512_castps_si512, _mm512_castps512_ps256, _mm512_castsi512_ps, _mm512_cmp_ps_mask,
+    _mm512_cmpgt_epi32_mask, _mm512_cmplt_epi32_mask, _mm512_cvtps_epi32, _mm512_cvtps_pd,
+    _mm512_div_ps, _mm512_extractf64x4_pd, _mm512_fmadd_pd, _mm512_fmadd_ps, _mm512_loadu_pd,
+    _mm512_loadu_ps, _mm512_mask_and_epi32, _mm512_mask_blend_ps, _mm512_mask_or_epi32,
+    _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps, _mm512_or_si512, _mm512_permutex2var_ps,
+    _mm512_roundscale_ps, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setr_epi32, _mm512_setzero_ps,
+    _mm512_shuffle_f64x2, _mm512_slli_epi32, _mm512_sqrt_ps, _mm512_srli_epi32, _mm512_storeu_pd,
+    _mm512_storeu_ps, _mm512_stream_ps, _mm512_sub_ps, _mm512_unpackhi_pd, _mm512_unpackhi_ps,
+    _mm512_unpacklo_pd, _mm512_unpacklo_ps,
 };
 
 use super::{Avx2, LANES, Lanes};
@@ -25,6 +28,39 @@ impl Avx512 {
             let high = _mm512_extractf64x4_pd::<1>(_mm512_castps_pd(self.0));
             Avx2(_mm512_castps512_ps256(self.0), _mm256_castpd_ps(high))
         }
+    }
+}
+
+/// Words of bfloat16 numbers: of sixteen pairs.
+///
+/// # Safety
+/// The processor has AVX-512F.
+#[inline(always)]
+unsafe fn pair_words(first: __m512, second: __m512) -> __m512 {
+    unsafe {
+        let first = _mm512_srli_epi32::<16>(rounded_to_bf16(first));
+        let second = rounded_to_bf16(second);
+        let upper = _mm512_and_si512(second, _mm512_set1_epi32(!0xffff));
+        _mm512_castsi512_ps(_mm512_or_si512(first, upper))
+    }
+}
+
+/// The nearest bfloat16 numbers in the upper halves, as [`super::super::bf16::pair`] rounds.
+///
+/// # Safety
+/// The processor has AVX-512F.
+#[inline(always)]
+unsafe fn rounded_to_bf16(floats: __m512) -> __m512i {
+    unsafe {
+        let bits = _mm512_castps_si512(floats);
+        let magnitude = _mm512_and_si512(bits, _mm512_set1_epi32(0x7fff_ffff));
+        let is_subnormal = _mm512_cmplt_epi32_mask(magnitude, _mm512_set1_epi32(0x0080_0000));
+        let is_nan = _mm512_cmpgt_epi32_mask(magnitude, _mm512_set1_epi32(0x7f80_0000));
+        let bits = _mm512_mask_and_epi32(bits, is_subnormal, bits, _mm512_set1_epi32(i32::MIN));
+        let is_odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+        let half = _mm512_add_epi32(is_odd, _mm512_set1_epi32(0x7fff));
+        let rounded = _mm512_add_epi32(bits, half);
+        _mm512_mask_or_epi32(rounded, is_nan, bits, _mm512_set1_epi32(0x0040_0000))
     }
 }
 
@@ -109,6 +145,22 @@ impl Lanes for Avx512 {
         unsafe {
             let biased = _mm512_add_epi32(_mm512_cvtps_epi32(self.0), _mm512_set1_epi32(127));
             Self(_mm512_castsi512_ps(_mm512_slli_epi32::<23>(biased)))
+        }
+    }
+
+    #[inline(always)]
+    fn bf16_pairs(self, second: Self) -> Self {
+        Self(unsafe { pair_words(self.0, second.0) })
+    }
+
+    #[inline(always)]
+    fn bf16_adjacent(self, next: Self) -> Self {
+        unsafe {
+            let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+            let odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+            let first = _mm512_permutex2var_ps(self.0, even, next.0);
+            let second = _mm512_permutex2var_ps(self.0, odd, next.0);
+            Self(pair_words(first, second))
         }
     }
 

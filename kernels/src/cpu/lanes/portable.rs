@@ -1,5 +1,6 @@
 //! Lanes in plain Rust: the definition the others must match bit for bit.
 
+use super::super::bf16::pair;
 use super::{LANES, Lanes};
 
 #[derive(Clone, Copy)]
@@ -84,6 +85,18 @@ impl Lanes for Portable {
     #[inline(always)]
     fn round(self) -> Self {
         Self(self.0.map(f32::round_ties_even))
+    }
+
+    #[inline(always)]
+    fn bf16_pairs(self, second: Self) -> Self {
+        self.zip(second, pair)
+    }
+
+    #[inline(always)]
+    fn bf16_adjacent(self, next: Self) -> Self {
+        let both = [self.0, next.0];
+        let both = both.as_flattened();
+        Self(std::array::from_fn(|i| pair(both[2 * i], both[2 * i + 1])))
     }
 
     #[inline(always)]

@@ -4,12 +4,13 @@ use std::ops::Range;
 
 use super::super::instruction_set::InstructionSet;
 use super::super::lanes::{LANES, Lanes, dispatch};
-use super::packed::{PanelSource, STRIP_FLOATS, pack_as_is};
+use super::packed::{PanelSource, STRIP_WORDS, load_or_zero, pack_as_is};
 use super::scratch::{MatmulScratch, STRIPS_PACKED, with_scratch};
 use super::tile::{Panels, PrefetchRange, ProductStrip, STRIP, multiply_strip};
-use super::{BLOCK_COLUMNS, BLOCK_DEPTH};
+use super::{BLOCK_COLUMNS, chain_factors};
 use crate::backend::Accumulate;
 use crate::cpu::threads::Threads;
+use crate::precision::Precision;
 
 /// The operands: over `rows`, the sum of `left[row][i] * right[row][j]`.
 #[derive(Clone, Copy)]
@@ -21,6 +22,8 @@ pub(crate) struct OuterProduct<'a> {
     /// The right operand, `rows` by `right_width`.
     pub(crate) right: &'a [f32],
     pub(crate) right_width: usize,
+    /// What both operands' numbers become.
+    pub(crate) precision: Precision,
     pub(crate) accumulate: Accumulate,
 }
 
@@ -35,8 +38,8 @@ struct ResultPart<'a> {
 }
 
 /// Writes or adds the outer products to `result` (`left_width` by `right_width`), and the column
-/// sums of the left operand to `sums`, each sum in blocks of [`BLOCK_DEPTH`] rows like a product
-/// with ones.
+/// sums of the left operand to `sums`, each sum in blocks of a chain's rows like a product with
+/// ones, and of its floats as they are.
 pub(crate) fn outer_product(
     set: InstructionSet,
     threads: &Threads,
@@ -97,11 +100,12 @@ struct RightBlock {
 
 impl OuterProductTask<'_> {
     fn run(mut self, scratch: &mut MatmulScratch) {
-        let OuterProduct { rows, right, right_width, accumulate, .. } = self.operands;
+        let OuterProduct { rows, right, right_width, precision, accumulate, .. } = self.operands;
+        let chain = chain_factors(precision);
         for column in (0..right_width).step_by(BLOCK_COLUMNS) {
-            for row in (0..rows).step_by(BLOCK_DEPTH) {
+            for row in (0..rows).step_by(chain) {
                 let block = RightBlock {
-                    rows: row..rows.min(row + BLOCK_DEPTH),
+                    rows: row..rows.min(row + chain),
                     columns: column..right_width.min(column + BLOCK_COLUMNS),
                     add: row > 0 || accumulate == Accumulate::Add,
                 };
@@ -110,6 +114,7 @@ impl OuterProductTask<'_> {
                     stride: right_width,
                     columns: block.columns.clone(),
                     rows: block.rows.len(),
+                    precision,
                 };
                 pack_as_is(self.set, source, scratch.block.as_mut_slice());
                 self.multiply(scratch, &block);
@@ -128,7 +133,7 @@ impl OuterProductTask<'_> {
             if block.columns.start == 0 {
                 self.add_sums(group.clone(), block.add, &chains);
             }
-            let strips = strips.chunks_exact(STRIP_FLOATS).enumerate();
+            let strips = strips.chunks_exact(STRIP_WORDS).enumerate();
             for (start, (index, strip)) in group.clone().step_by(STRIP).zip(strips) {
                 let prefetch = self.prefetch_range(block, group.end, index);
                 let width = self.operands.right_width;
@@ -139,8 +144,10 @@ impl OuterProductTask<'_> {
                     columns: block.columns.len(),
                     add: block.add,
                 };
-                let depth = block.rows.len();
-                let panels = Panels { floats: scratch.block.as_slice(), rows: depth, start: 0 };
+                let precision = self.operands.precision;
+                let depth = precision.words(block.rows.len());
+                let words = scratch.block.as_slice();
+                let panels = Panels { words, rows: depth, start: 0, precision };
                 multiply_strip(self.set, depth, strip, panels, prefetch, to);
             }
         }
@@ -153,6 +160,7 @@ impl OuterProductTask<'_> {
             first: self.part.rows.start + group.start,
             width: group.len(),
             depth: block.rows.len(),
+            precision: self.operands.precision,
         }
     }
 
@@ -187,6 +195,7 @@ struct ColumnSource<'a> {
     width: usize,
     /// Rows of the block, which are the factors of a chain.
     depth: usize,
+    precision: Precision,
 }
 
 dispatch!(fn pack_columns(
@@ -201,15 +210,22 @@ fn pack_columns_lanes<L: Lanes>(
     strips: &mut [f32],
     chains: &mut [f32; GROUP],
 ) {
-    let ColumnSource { floats, stride, first, width, depth } = source;
+    let ColumnSource { floats, stride, first, width, depth, precision } = source;
     let mut sums = [L::splat(0.0); GROUP / STRIP];
-    for k in 0..depth {
+    for word in 0..precision.words(depth) {
+        let k = word * precision.factors_per_word();
         let row = &floats[k * stride + first..][..width];
-        let strips = strips.chunks_exact_mut(STRIP_FLOATS).zip(&mut sums);
+        let second = if k + 1 < depth { &floats[(k + 1) * stride + first..][..width] } else { &[] };
+        let strips = strips.chunks_exact_mut(STRIP_WORDS).zip(&mut sums);
         for (at, (strip, sum)) in (0..width).step_by(STRIP).zip(strips) {
-            let lanes = L::load_at(row, at, 0.0);
-            *sum = sum.add(lanes);
-            lanes.write_to(&mut strip[k * STRIP..]);
+            let mut factors = L::load_at(row, at, 0.0);
+            *sum = sum.add(factors);
+            if precision == Precision::Bf16 {
+                let second = load_or_zero::<L>(second, at);
+                *sum = sum.add(second);
+                factors = factors.bf16_pairs(second);
+            }
+            factors.write_to(&mut strip[word * STRIP..]);
         }
     }
     for (sum, chain) in sums.into_iter().zip(chains.chunks_exact_mut(LANES)) {

@@ -3,20 +3,24 @@
 use std::ops::Range;
 
 use super::super::lanes::{LANES, Lanes, dispatch};
-use super::BLOCK_DEPTH;
-use super::tile::{STRIP, fetch_line};
+use super::tile::{Panels, STRIP, fetch_line};
+use super::{BLOCK_DEPTH, chain_factors};
 use crate::backend::AllocateError;
 use crate::cpu::buffer::{CpuArena, CpuBuffer};
 use crate::panels::{PANEL, packed_len, padded};
+use crate::precision::Precision;
 
 /// A right factor of `depth` rows and `columns` columns, in panels of [`PANEL`] columns.
 ///
-/// Blocks of [`BLOCK_DEPTH`] rows follow each other; within a block, panels; within a panel, rows.
-/// Columns of the last panel beyond the last of the matrix are zero.
+/// Blocks of one chain's rows ([`chain_factors`]) follow each other; within a block, panels; within
+/// a panel, words of rows: a row of floats, or two rows of bfloat16 numbers whose words lie where
+/// floats would. Columns of the last panel beyond the last of the matrix are zero, as is the second
+/// number of a word whose row is beyond the last.
 pub(crate) struct PackedMatrix {
     depth: usize,
     columns: usize,
-    floats: CpuBuffer,
+    precision: Precision,
+    words: CpuBuffer,
 }
 
 impl PackedMatrix {
@@ -24,9 +28,10 @@ impl PackedMatrix {
         arena: &CpuArena,
         depth: usize,
         columns: usize,
+        precision: Precision,
     ) -> Result<Self, AllocateError> {
-        let floats = arena.allocate(packed_len(depth, columns))?;
-        Ok(Self { depth, columns, floats })
+        let words = arena.allocate(packed_len(depth, columns, precision))?;
+        Ok(Self { depth, columns, precision, words })
     }
 
     pub(crate) fn depth(&self) -> usize {
@@ -37,21 +42,29 @@ impl PackedMatrix {
         self.columns
     }
 
-    /// The panels from column `column` on in the block that starts at `depth_start`.
-    pub(crate) fn panels(&self, depth_start: usize, column: usize) -> &[f32] {
-        assert!(depth_start.is_multiple_of(BLOCK_DEPTH) && column.is_multiple_of(PANEL));
-        let block_depth = BLOCK_DEPTH.min(self.depth - depth_start);
-        let block = &self.floats.as_slice()[depth_start * padded(self.columns)..];
-        &block[column * block_depth..padded(self.columns) * block_depth]
+    /// What its factors are.
+    pub(crate) fn precision(&self) -> Precision {
+        self.precision
     }
 
-    /// The floats, to be written by code that knows the layout.
-    pub(super) fn floats_mut(&mut self) -> &mut [f32] {
-        self.floats.as_mut_slice()
+    /// The panels from column `column` on in the block that starts at row `depth_start`.
+    pub(crate) fn panels(&self, depth_start: usize, column: usize) -> Panels<'_> {
+        let precision = self.precision;
+        let chain = chain_factors(precision);
+        assert!(depth_start.is_multiple_of(chain) && column.is_multiple_of(PANEL));
+        let rows = precision.words(chain.min(self.depth - depth_start));
+        let columns = padded(self.columns);
+        let block = &self.words.as_slice()[precision.words(depth_start) * columns..];
+        Panels { words: &block[column * rows..columns * rows], rows, start: 0, precision }
+    }
+
+    /// The words, to be written by code that knows the layout.
+    pub(super) fn words_mut(&mut self) -> &mut [f32] {
+        self.words.as_mut_slice()
     }
 }
 
-/// The source of a run of panels of `rows` rows.
+/// The source of a run of panels.
 pub(crate) struct PanelSource<'a> {
     /// A row-major matrix, or its transpose.
     pub(crate) floats: &'a [f32],
@@ -59,8 +72,10 @@ pub(crate) struct PanelSource<'a> {
     pub(crate) stride: usize,
     /// Columns of the panels, which are rows of a transposed source.
     pub(crate) columns: Range<usize>,
-    /// Rows of the panels, which are columns of a transposed source.
+    /// Factors of each column of the panels, which are columns of a transposed source.
     pub(crate) rows: usize,
+    /// What the factors become.
+    pub(crate) precision: Precision,
 }
 
 dispatch!(
@@ -73,14 +88,30 @@ dispatch!(
 #[inline(always)]
 fn pack_as_is_lanes<L: Lanes>(source: PanelSource<'_>, panels: &mut [f32]) {
     const ROWS_AHEAD: usize = 4;
-    let PanelSource { floats, stride, columns, rows } = source;
-    for row in 0..rows {
+    let PanelSource { floats, stride, columns, rows, precision } = source;
+    let words = precision.words(rows);
+    for word in 0..words {
+        let row = word * precision.factors_per_word();
         let from = &floats[row * stride..][columns.clone()];
+        let second =
+            if row + 1 < rows { &floats[(row + 1) * stride..][columns.clone()] } else { &[] };
         for first in (0..from.len()).step_by(PANEL) {
-            fetch_line::<true>(from.as_ptr().wrapping_add(ROWS_AHEAD * stride + first));
-            L::load_at(from, first, 0.0).write_to(&mut panels[first * rows + row * PANEL..]);
+            let ahead = from.as_ptr().wrapping_add(ROWS_AHEAD * stride + first);
+            fetch_line::<true>(ahead);
+            let mut factors = L::load_at(from, first, 0.0);
+            if precision == Precision::Bf16 {
+                fetch_line::<true>(ahead.wrapping_add(stride));
+                factors = factors.bf16_pairs(load_or_zero(second, first));
+            }
+            factors.write_to(&mut panels[first * words + word * PANEL..]);
         }
     }
+}
+
+/// Lanes from `floats[at..]`; those beyond the end are zero, even all of them.
+#[inline(always)]
+pub(super) fn load_or_zero<L: Lanes>(floats: &[f32], at: usize) -> L {
+    if at < floats.len() { L::load_at(floats, at, 0.0) } else { L::splat(0.0) }
 }
 
 dispatch!(
@@ -91,21 +122,65 @@ dispatch!(
 
 #[inline(always)]
 fn pack_transposed_lanes<L: Lanes>(source: PanelSource<'_>, panels: &mut [f32]) {
-    let PanelSource { floats, stride, columns, rows } = source;
-    for (first, panel) in columns.clone().step_by(PANEL).zip(panels.chunks_mut(rows * PANEL)) {
+    let PanelSource { floats, stride, columns, rows, precision } = source;
+    let words = precision.words(rows);
+    for (first, panel) in columns.clone().step_by(PANEL).zip(panels.chunks_mut(words * PANEL)) {
         let here = first..columns.end.min(first + PANEL);
-        for row in (0..rows).step_by(LANES) {
-            let depth = LANES.min(rows - row);
-            let to = &mut panel[row * PANEL..][..depth * PANEL];
-            transpose::<L>(floats, stride, here.clone(), row..row + depth, to);
+        transpose::<L>(floats, stride, here, rows, precision, panel);
+    }
+}
+
+/// The first `factors` columns of up to sixteen rows become rows of sixteen words in `to`; what is
+/// missing of them is zero.
+#[inline(always)]
+fn transpose<L: Lanes>(
+    floats: &[f32],
+    stride: usize,
+    rows: Range<usize>,
+    factors: usize,
+    precision: Precision,
+    to: &mut [f32],
+) {
+    let per_square = LANES * precision.factors_per_word();
+    for (first, to) in (0..factors).step_by(per_square).zip(to.chunks_mut(LANES * LANES)) {
+        let columns = first..factors.min(first + per_square);
+        match precision {
+            Precision::F32 => transpose_floats::<L>(floats, stride, rows.clone(), columns, to),
+            Precision::Bf16 => transpose_pairs::<L>(floats, stride, rows.clone(), columns, to),
         }
     }
 }
 
-/// Columns of up to sixteen rows become rows of sixteen floats in `to`; what is missing of them is
-/// zero.
+/// Rows of up to sixteen words, each of two columns.
 #[inline(always)]
-fn transpose<L: Lanes>(
+fn transpose_pairs<L: Lanes>(
+    floats: &[f32],
+    stride: usize,
+    rows: Range<usize>,
+    columns: Range<usize>,
+    to: &mut [f32],
+) {
+    assert_eq!(to.len(), Precision::Bf16.words(columns.len()) * LANES);
+    let mut square = [0.0; LANES * LANES];
+    for (words, row) in square.chunks_exact_mut(LANES).zip(rows) {
+        let row = &floats[row * stride..][columns.clone()];
+        L::load_at(row, 0, 0.0).bf16_adjacent(load_or_zero(row, LANES)).write_to(words);
+    }
+    if to.len() == square.len() {
+        // SAFETY: two squares of sixteen by sixteen.
+        unsafe { L::transpose_square(square.as_ptr(), LANES, to.as_mut_ptr(), LANES) };
+        return;
+    }
+    for (word, to) in to.chunks_exact_mut(LANES).enumerate() {
+        for (row, to) in to.iter_mut().enumerate() {
+            *to = square[row * LANES + word];
+        }
+    }
+}
+
+/// Rows of up to sixteen floats.
+#[inline(always)]
+fn transpose_floats<L: Lanes>(
     floats: &[f32],
     stride: usize,
     rows: Range<usize>,
@@ -140,10 +215,12 @@ pub(crate) struct RowSource<'a> {
     pub(crate) rows: usize,
     /// The number of factors in each row.
     pub(crate) depth: usize,
+    /// What the factors become.
+    pub(crate) precision: Precision,
 }
 
-/// Floats that are allocated for a strip.
-pub(crate) const STRIP_FLOATS: usize = STRIP * BLOCK_DEPTH;
+/// Words that are allocated for a strip.
+pub(crate) const STRIP_WORDS: usize = STRIP * BLOCK_DEPTH;
 
 dispatch!(
     /// Packs rows into a strip; missing rows are zero.
@@ -152,9 +229,7 @@ dispatch!(
 
 #[inline(always)]
 fn pack_rows_lanes<L: Lanes>(source: RowSource<'_>, strip: &mut [f32]) {
-    let RowSource { floats, stride, rows, depth } = source;
-    for (at, to) in (0..depth).step_by(LANES).zip(strip.chunks_mut(LANES * STRIP)) {
-        let count = LANES.min(depth - at);
-        transpose::<L>(floats, stride, 0..rows, at..at + count, &mut to[..count * STRIP]);
-    }
+    let RowSource { floats, stride, rows, depth, precision } = source;
+    let strip = &mut strip[..precision.words(depth) * STRIP];
+    transpose::<L>(floats, stride, 0..rows, depth, precision, strip);
 }

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use super::super::instruction_set::InstructionSet;
 use super::packed::{PackedMatrix, RowSource, pack_rows};
-use super::tile::{Panels, PrefetchRange, ProductStrip, STRIP, multiply_strip};
-use super::{BLOCK_COLUMNS, BLOCK_DEPTH};
+use super::tile::{PrefetchRange, ProductStrip, STRIP, multiply_strip};
+use super::{BLOCK_COLUMNS, chain_factors};
 
 /// A few rows and a run of columns of the left factor; rows count from the start of the task's
 /// share.
@@ -64,11 +64,12 @@ pub(crate) fn multiply_rows<L: LeftRows>(
         SumStorage::Passing(floats) => (floats, BLOCK_COLUMNS, false),
     };
     assert!(product.len() >= factors.row_count * stride);
+    let chain = chain_factors(matrix.precision());
     for column in (0..matrix.columns()).step_by(BLOCK_COLUMNS) {
         let columns = column..matrix.columns().min(column + BLOCK_COLUMNS);
         let offset = if is_result { column } else { 0 };
-        for start in (0..matrix.depth()).step_by(BLOCK_DEPTH) {
-            let depth = start..matrix.depth().min(start + BLOCK_DEPTH);
+        for start in (0..matrix.depth()).step_by(chain) {
+            let depth = start..matrix.depth().min(start + chain);
             for row in (0..factors.row_count).step_by(STRIP) {
                 let rows = row..factors.row_count.min(row + STRIP);
                 let block = RowBlock { rows: rows.clone(), columns: depth.clone() };
@@ -102,10 +103,10 @@ fn multiply_block<L: LeftRows>(
         stride: width,
         rows: block.rows.len(),
         depth: depth.len(),
+        precision: matrix.precision(),
     };
     pack_rows(set, source, strip);
-    let panels =
-        Panels { floats: matrix.panels(depth.start, columns.start), rows: depth.len(), start: 0 };
+    let panels = matrix.panels(depth.start, columns.start);
     let next = block.rows.end * width + depth.start;
     let prefetch = PrefetchRange::new(left, next, width, depth.len(), STRIP);
     let to = ProductStrip {
@@ -115,5 +116,5 @@ fn multiply_block<L: LeftRows>(
         columns: columns.len(),
         add: depth.start > 0,
     };
-    multiply_strip(set, depth.len(), strip, panels, prefetch, to);
+    multiply_strip(set, panels.rows, strip, panels, prefetch, to);
 }

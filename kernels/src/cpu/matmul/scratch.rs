@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use super::packed::STRIP_FLOATS;
+use super::packed::STRIP_WORDS;
 use super::{BLOCK_COLUMNS, BLOCK_DEPTH};
 use crate::cpu::buffer::{CpuArena, CpuBuffer};
 
@@ -26,7 +26,7 @@ impl MatmulScratch {
         let arena = CpuArena::new();
         let zeroed = |len| arena.allocate(len).expect("two megabytes in all");
         Self {
-            strips: zeroed(STRIPS_PACKED * STRIP_FLOATS),
+            strips: zeroed(STRIPS_PACKED * STRIP_WORDS),
             block: zeroed(BLOCK_DEPTH * BLOCK_COLUMNS),
             passing: zeroed(PASSING_ROWS * BLOCK_COLUMNS),
         }

@@ -1,31 +1,48 @@
 //! Products against their definition, bit for bit.
 
-use super::{BLOCK_DEPTH, MatrixPair, OuterProduct, RowProduct, SumStorage};
-use super::{multiply_rows, outer_product, with_scratch};
+use super::super::bf16::{multiply_add_pair, pair};
+use super::{MatrixPair, OuterProduct, RowProduct, SumStorage};
+use super::{chain_factors, multiply_rows, outer_product, with_scratch};
 use crate::backend::{Accumulate, MatrixShape};
 use crate::conformance::floats;
 use crate::cpu::buffer::CpuArena;
 use crate::cpu::instruction_set::InstructionSet;
 use crate::cpu::threads::Threads;
+use crate::precision::Precision;
 
-/// The definition of an element, one factor at a time.
+/// The definition of an element, one word of factors at a time.
 fn define(
+    precision: Precision,
     depth: usize,
     start: Option<f32>,
     left: impl Fn(usize) -> f32,
     right: impl Fn(usize) -> f32,
 ) -> f32 {
     let mut total = start;
-    for block in (0..depth).step_by(BLOCK_DEPTH) {
-        let end = depth.min(block + BLOCK_DEPTH);
-        let chain = (block..end).fold(0.0f32, |sum, k| left(k).mul_add(right(k), sum));
+    for block in (0..depth).step_by(chain_factors(precision)) {
+        let end = depth.min(block + chain_factors(precision));
+        let chain = (block..end).step_by(precision.factors_per_word()).fold(0.0f32, |sum, k| {
+            let word = |factor: &dyn Fn(usize) -> f32| {
+                pair(factor(k), if k + 1 < end { factor(k + 1) } else { 0.0 })
+            };
+            match precision {
+                Precision::F32 => left(k).mul_add(right(k), sum),
+                Precision::Bf16 => multiply_add_pair(word(&left), word(&right), sum),
+            }
+        });
         total = Some(total.map_or(chain, |sum| sum + chain));
     }
     total.unwrap_or(0.0)
 }
 
+/// Bit for bit; a NaN is one whatever its payload, which instructions choose.
+fn assert_same(found: f32, expected: f32, place: &str) {
+    let is_same = found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan();
+    assert!(is_same, "{place}: found {found:e}, expected {expected:e}");
+}
+
 /// Rows, columns, depth: around tiles of 6 and 8, strips and panels of 16, three panels, unrolled
-/// fours and blocks of 384.
+/// fours and blocks of 384, of 768 with bfloat16 numbers.
 const SHAPES: [(usize, usize, usize); 12] = [
     (1, 1, 1),
     (6, 16, 5),
@@ -43,77 +60,140 @@ const SHAPES: [(usize, usize, usize); 12] = [
 
 #[test]
 fn rows_by_packed_matrix_is_the_definition() {
-    for (rows, columns, depth) in SHAPES {
-        let x = floats(rows * depth, 1);
-        let w = floats(columns * depth, 2);
-        let arena = CpuArena::new();
-        let pack = |outputs, inputs| {
-            let shape = MatrixShape { outputs, inputs };
-            let mut pair = MatrixPair::zeroed(&arena, shape).expect("small");
-            let writer = pair.writer();
-            for piece in writer.pieces() {
-                let floats = &w[piece.start * inputs..piece.end * inputs];
-                // SAFETY: one piece after the other.
-                unsafe { writer.write(InstructionSet::Portable, piece, floats) };
-            }
-            pair
-        };
-        let as_is = pack(depth, columns);
-        let transposed = pack(columns, depth);
+    for precision in Precision::ALL {
+        for (rows, columns, depth) in SHAPES {
+            check_rows(
+                precision,
+                (rows, columns, depth),
+                &floats(rows * depth, 1),
+                &floats(columns * depth, 2),
+            );
+        }
+    }
+}
+
+/// Both products of a packed matrix, with every instruction set.
+fn check_rows(
+    precision: Precision,
+    (rows, columns, depth): (usize, usize, usize),
+    x: &[f32],
+    w: &[f32],
+) {
+    let arena = CpuArena::new();
+    let pack = |set, outputs, inputs| {
+        let shape = MatrixShape { outputs, inputs };
+        let mut pair = MatrixPair::zeroed(&arena, shape, precision).expect("small");
+        let writer = pair.writer();
+        for piece in writer.pieces() {
+            let floats = &w[piece.start * inputs..piece.end * inputs];
+            // SAFETY: one piece after the other.
+            unsafe { writer.write(set, piece, floats) };
+        }
+        pair
+    };
+    for set in InstructionSet::available() {
+        let as_is = pack(set, depth, columns);
+        let transposed = pack(set, columns, depth);
         let matrices = [(&as_is.backward, columns, 1), (&transposed.forward, 1, depth)];
         for (matrix, k_stride, j_stride) in matrices {
-            for set in InstructionSet::available() {
-                let mut y = vec![f32::NAN; rows * columns];
-                with_scratch(|scratch| {
-                    let strip = scratch.strips.as_mut_slice();
-                    let storage = SumStorage::Result(&mut y);
-                    let factors = RowProduct { set, row_count: rows, left: &x[..], matrix };
-                    multiply_rows(factors, strip, storage, |_, _, _| {});
-                });
-                for (index, y) in y.iter().enumerate() {
-                    let i = index / columns;
-                    let j = index % columns;
-                    let right = |k: usize| w[k * k_stride + j * j_stride];
-                    let expected = define(depth, None, |k| x[i * depth + k], right);
-                    assert_eq!(y.to_bits(), expected.to_bits(), "{set:?} at ({i}, {j})");
-                }
+            let mut y = vec![f32::NAN; rows * columns];
+            with_scratch(|scratch| {
+                let strip = scratch.strips.as_mut_slice();
+                let storage = SumStorage::Result(&mut y);
+                let factors = RowProduct { set, row_count: rows, left: x, matrix };
+                multiply_rows(factors, strip, storage, |_, _, _| {});
+            });
+            for (index, y) in y.iter().enumerate() {
+                let i = index / columns;
+                let j = index % columns;
+                let right = |k: usize| w[k * k_stride + j * j_stride];
+                let expected = define(precision, depth, None, |k| x[i * depth + k], right);
+                assert_same(*y, expected, &format!("{precision:?} {set:?} at ({i}, {j})"));
             }
+        }
+    }
+}
+
+/// Floats at the edges of the definition of bfloat16 products: subnormal ones, factors whose products
+/// are, ties, infinities, and a NaN now and then.
+fn edges(len: usize, seed: u64) -> Vec<f32> {
+    let of = |x: f32| {
+        let pick = ((x + 1.0) * 500.0) as u32;
+        match pick % 50 {
+            0..10 => f32::from_bits(x.to_bits() & 0x807f_ffff),
+            10..20 => x * f32::from_bits(0x2000_0000 + ((pick % 7) << 23)),
+            20..30 => f32::from_bits(x.to_bits() & 0xffff_0000 | 0x8000),
+            30..35 => x * f32::MIN_POSITIVE * 4.0,
+            35..40 => 0.0f32.copysign(x),
+            40 if pick.is_multiple_of(3) => f32::INFINITY.copysign(x),
+            41 if pick.is_multiple_of(4) => f32::from_bits(0x7f80_0001),
+            _ => x,
+        }
+    };
+    floats(len, seed).into_iter().map(of).collect()
+}
+
+#[test]
+fn words_at_the_edge_of_floats_are_the_definition() {
+    for seed in 0..40 {
+        for depth in [1, 2, 3, 5, 8] {
+            let shape = (33, 49, depth);
+            check_rows(
+                Precision::Bf16,
+                shape,
+                &edges(33 * depth, 2 * seed),
+                &edges(49 * depth, 2 * seed + 1),
+            );
         }
     }
 }
 
 #[test]
 fn outer_product_is_the_definition_and_continues_where_it_stopped() {
-    for (left_width, right_width, rows) in SHAPES {
-        let left = floats(rows * left_width, 1);
-        let right = floats(rows * right_width, 2);
-        for set in InstructionSet::available() {
-            for thread_count in 1..=2 {
-                let threads = Threads::new(thread_count).expect("two threads");
-                let mut result = vec![f32::NAN; left_width * right_width];
-                let mut sums = vec![f32::NAN; left_width];
-                for accumulate in [Accumulate::Start, Accumulate::Add] {
-                    let left = &left[..];
-                    let right = &right[..];
-                    let operands =
-                        OuterProduct { rows, left, left_width, right, right_width, accumulate };
-                    outer_product(set, &threads, operands, &mut result, Some(&mut sums));
-                }
-                let twice = |left: &dyn Fn(usize) -> f32, right: &dyn Fn(usize) -> f32| {
-                    define(rows, Some(define(rows, None, left, right)), left, right)
-                };
-                for (index, found) in result.iter().enumerate() {
-                    let i = index / right_width;
-                    let j = index % right_width;
-                    let factor = |k: usize| left[k * left_width + i];
-                    let expected = twice(&factor, &|k| right[k * right_width + j]);
-                    assert_eq!(found.to_bits(), expected.to_bits(), "{set:?} at ({i}, {j})");
-                }
-                for (i, found) in sums.iter().enumerate() {
-                    let expected = twice(&|k| left[k * left_width + i], &|_| 1.0);
-                    assert_eq!(found.to_bits(), expected.to_bits(), "{set:?} sum {i}");
+    for precision in Precision::ALL {
+        for shape in SHAPES {
+            for set in InstructionSet::available() {
+                for thread_count in 1..=2 {
+                    check_outer(precision, shape, set, thread_count);
                 }
             }
         }
+    }
+}
+
+fn check_outer(
+    precision: Precision,
+    (left_width, right_width, rows): (usize, usize, usize),
+    set: InstructionSet,
+    thread_count: usize,
+) {
+    let left = &floats(rows * left_width, 1)[..];
+    let right = &floats(rows * right_width, 2)[..];
+    let threads = Threads::new(thread_count).expect("two threads");
+    let mut result = vec![f32::NAN; left_width * right_width];
+    let mut sums = vec![f32::NAN; left_width];
+    for accumulate in [Accumulate::Start, Accumulate::Add] {
+        let operands =
+            OuterProduct { rows, left, left_width, right, right_width, precision, accumulate };
+        outer_product(set, &threads, operands, &mut result, Some(&mut sums));
+    }
+    let twice = |left: &dyn Fn(usize) -> f32, right: &dyn Fn(usize) -> f32| {
+        define(precision, rows, Some(define(precision, rows, None, left, right)), left, right)
+    };
+    for (index, found) in result.iter().enumerate() {
+        let i = index / right_width;
+        let j = index % right_width;
+        let factor = |k: usize| left[k * left_width + i];
+        let expected = twice(&factor, &|k| right[k * right_width + j]);
+        assert_same(*found, expected, &format!("{precision:?} {set:?} at ({i}, {j})"));
+    }
+    let chain = chain_factors(precision);
+    for (i, found) in sums.iter().enumerate() {
+        let sum = |rows: std::ops::Range<usize>| {
+            rows.fold(0.0f32, |sum, k| sum + left[k * left_width + i])
+        };
+        let blocks = || (0..rows).step_by(chain).map(|row| sum(row..rows.min(row + chain)));
+        let expected = blocks().chain(blocks()).reduce(|total, sum| total + sum).expect("rows");
+        assert_same(*found, expected, &format!("{precision:?} {set:?} sum {i}"));
     }
 }

@@ -9,7 +9,10 @@
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
+mod avx2_bf16;
+#[cfg(target_arch = "x86_64")]
 mod avx512;
+mod bf16;
 mod portable;
 mod prefetch;
 
@@ -20,6 +23,7 @@ use super::super::instruction_set::InstructionSet;
 use super::super::lanes::{LANES, dispatch};
 use super::BLOCK_DEPTH;
 use crate::panels::{PANEL, padded};
+use crate::precision::Precision;
 use prefetch::Prefetcher;
 
 /// Rows of the left factor that are packed together: a vector for each factor.
@@ -31,12 +35,13 @@ const PANELS_MAX: usize = 3;
 
 /// A tile: some rows of a strip, some panels, and where the sums go.
 struct Tile<'a> {
+    /// Words of factors: floats, or pairs of bfloat16 numbers.
     depth: usize,
-    /// For each factor, the tile's rows side by side; [`STRIP`] floats to the next factor.
+    /// For each word, the tile's rows side by side; [`STRIP`] words to the next.
     left: *const f32,
-    /// For each factor, the first panel's columns side by side.
+    /// For each word, the first panel's columns side by side.
     panel: *const f32,
-    /// Floats from one panel to the next.
+    /// Words from one panel to the next.
     panel_stride: usize,
     to: *mut f32,
     /// Floats from one row of the product to the next.
@@ -66,11 +71,20 @@ trait TileKernel {
 /// The right factor of a strip: panels side by side.
 #[derive(Clone, Copy)]
 pub(crate) struct Panels<'a> {
-    pub(crate) floats: &'a [f32],
-    /// Rows of each panel.
+    pub(crate) words: &'a [f32],
+    /// Rows of words of each panel.
     pub(crate) rows: usize,
-    /// The row of the first factor.
+    /// The row of the first factors.
     pub(crate) start: usize,
+    /// What a word is.
+    pub(crate) precision: Precision,
+}
+
+impl<'a> Panels<'a> {
+    /// Panels of `rows` floats a column, from row `start` on.
+    pub(crate) fn of_floats(words: &'a [f32], rows: usize, start: usize) -> Self {
+        Self { words, rows, start, precision: Precision::F32 }
+    }
 }
 
 /// Where a strip of the product goes.
@@ -87,8 +101,9 @@ pub(crate) struct ProductStrip<'a> {
     pub(crate) add: bool,
 }
 
-/// A strip, packed so that its rows lie side by side for each factor, by as many panels as the
-/// product has columns: all columns of the right factor, or whole panels of it.
+/// A strip, packed so that its rows lie side by side for each word of factors, by as many panels as
+/// the product has columns: all columns of the right factor, or whole panels of it. Both have words
+/// of the panels' precision, `depth` of them.
 pub(crate) fn multiply_strip(
     set: InstructionSet,
     depth: usize,
@@ -103,9 +118,12 @@ pub(crate) fn multiply_strip(
     assert!(product.rows <= STRIP && depth <= BLOCK_DEPTH);
     assert!(strip.len() >= depth * STRIP);
     assert!(panels.start + depth <= panels.rows);
-    assert!(panels.floats.len() >= panels.rows * padded(product.columns));
+    assert!(panels.words.len() >= panels.rows * padded(product.columns));
     assert!(product.floats.len() >= (product.rows - 1) * product.stride + product.columns);
-    by_panels(set, depth, strip, panels, prefetch_range, product);
+    match panels.precision {
+        Precision::F32 => by_panels(set, depth, strip, panels, prefetch_range, product),
+        Precision::Bf16 => bf16::by_panels(set, depth, strip, panels, prefetch_range, product),
+    }
 }
 
 dispatch!(fn by_panels(
@@ -128,7 +146,7 @@ fn by_panels_lanes<K: TileKernel>(
     for index in 0..tile_count {
         let first = panel_count * index / tile_count;
         let count = panel_count * (index + 1) / tile_count - first;
-        let panel = &panels.floats[first * panel_stride + panels.start * PANEL..];
+        let panel = &panels.words[first * panel_stride + panels.start * PANEL..];
         let mut prefetcher = prefetch_range.share(index, tile_count);
         let mut row = 0;
         for height in K::HEIGHTS {

@@ -5,7 +5,6 @@ use std::ops::Range;
 use super::super::device::Device;
 use super::super::error::DeviceFault;
 use super::super::memory::CudaBuffer;
-use super::super::source::Precision;
 use super::super::{activation, adapter, attention, embed, head, linear, norm};
 use super::{CudaBackend, CudaMatrix};
 use crate::backend::{
@@ -24,10 +23,7 @@ impl<D: Device> Backend for CudaBackend<D> {
     }
 
     fn rounding(&self) -> f64 {
-        match self.precision() {
-            Precision::F32 => f64::from(f32::EPSILON) / 2.0,
-            Precision::Bf16 => 1.0 / 256.0,
-        }
+        self.precision().rounding()
     }
 
     fn embed_forward(

@@ -39,7 +39,7 @@ impl TileKernel for Avx2 {
 /// Factors in one turn of the loop.
 const UNROLL: usize = 4;
 /// Vectors of a row of sums.
-const VECTORS: usize = 2;
+pub(super) const VECTORS: usize = 2;
 /// Floats of a vector.
 const HALF: usize = LANES / VECTORS;
 
@@ -179,7 +179,7 @@ kernel!(sum_6, 6, step_6, [s00 s01] [s10 s11] [s20 s21] [s30 s31] [s40 s41] [s50
     clippy::needless_range_loop,
     reason = "an iterator is without AVX2, and its call for each vector is not inlined"
 )]
-unsafe fn store<const ROWS: usize>(
+pub(super) unsafe fn store<const ROWS: usize>(
     sums: &[[__m256; VECTORS]; ROWS],
     to: *mut f32,
     stride: usize,

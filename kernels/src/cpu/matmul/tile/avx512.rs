@@ -8,7 +8,10 @@
 //! the tile of 14 by 32 that the compiler makes reaches 71 to 78 % of the multiply-add peak, this
 //! one 85 %.
 //!
-//! Four factors are unrolled. Between stretches of the depth, lines of the product and of the next
+//! Factors of bfloat16 take the same tile, with an instruction that multiplies the two of a word
+//! ([`Avx512Bf16`]).
+//!
+//! Four words of factors are unrolled. Between stretches of the depth, lines of the product and of the next
 //! strip are fetched.
 
 use std::arch::asm;
@@ -20,121 +23,145 @@ use super::super::super::lanes::{Avx512, LANES};
 use super::prefetch::fetch_product;
 use super::{STRIP, Tile, TileKernel};
 
-impl TileKernel for Avx512 {
-    const PANELS: usize = 3;
-    const HEIGHTS: &'static [usize] = &[ROWS; STRIP / ROWS];
+/// The tile of bfloat16 factors: AVX-512 with AVX512-BF16.
+pub(super) struct Avx512Bf16;
 
-    #[inline(always)]
-    unsafe fn sum(height: usize, panels: usize, tile: Tile<'_>) {
-        assert_eq!(height, ROWS);
-        // SAFETY: as the caller promises.
-        unsafe {
-            match panels {
-                1 => sum_16(tile),
-                2 => sum_32(tile),
-                3 => sum_48(tile),
-                other => unreachable!("no tile has {other} panels"),
+/// The tiles of a kernel for each number of panels.
+macro_rules! tiles {
+    ($kernel:ty, $sum_16:ident, $sum_32:ident, $sum_48:ident) => {
+        impl TileKernel for $kernel {
+            const PANELS: usize = 3;
+            const HEIGHTS: &'static [usize] = &[ROWS; STRIP / ROWS];
+
+            #[inline(always)]
+            unsafe fn sum(height: usize, panels: usize, tile: Tile<'_>) {
+                assert_eq!(height, ROWS);
+                // SAFETY: as the caller promises.
+                unsafe {
+                    match panels {
+                        1 => $sum_16(tile),
+                        2 => $sum_32(tile),
+                        3 => $sum_48(tile),
+                        other => unreachable!("no tile has {other} panels"),
+                    }
+                }
             }
         }
-    }
+    };
 }
+
+tiles!(Avx512, sum_16, sum_32, sum_48);
+tiles!(Avx512Bf16, sum_16_bf16, sum_32_bf16, sum_48_bf16);
 
 /// Rows of a tile: with three panels 24 of 32 registers hold sums.
 const ROWS: usize = 8;
 
-/// Factors in one turn of the loop.
+/// Words of factors in one turn of the loop.
 const UNROLL: usize = 4;
 
-/// A panel's columns of a factor, `$panel` behind the first panel's.
+/// A panel's columns of a word, `$panel` behind the first panel's.
 macro_rules! column {
     ($right:literal, $factor:literal, $panel:literal) => {
         concat!("vmovups {", $right, "}, [{panel} + 64*", $factor, $panel, "]\n")
     };
 }
 
-/// A row whose float is broadcast once for all vectors. `$factor` is the one within the turn.
+/// A row whose word is broadcast once for all vectors, by the instruction `$op`. `$factor` is the
+/// word within the turn.
 macro_rules! shared {
-    ($factor:literal, $row:literal, $($sum:literal $right:literal),+) => {
+    ($op:literal, $factor:literal, $row:literal, $($sum:literal $right:literal),+) => {
         concat!(
             "vbroadcastss {value}, dword ptr [{left} + 64*", $factor, " + 4*", $row, "]\n",
-            $("vfmadd231ps {", $sum, "}, {", $right, "}, {value}\n",)+
+            $($op, " {", $sum, "}, {", $right, "}, {value}\n",)+
         )
     };
 }
 
-/// A row whose float each multiply-add broadcasts by itself.
+/// A row whose word each multiply-add broadcasts by itself.
 macro_rules! own {
-    ($factor:literal, $row:literal, $($sum:literal $right:literal),+) => {
+    ($op:literal, $factor:literal, $row:literal, $($sum:literal $right:literal),+) => {
         concat!($(
-            "vfmadd231ps {", $sum, "}, {", $right, "}, dword ptr [{left} + 64*", $factor,
+            $op, " {", $sum, "}, {", $right, "}, dword ptr [{left} + 64*", $factor,
             " + 4*", $row, "]{{1to16}}\n",
         )+)
     };
 }
 
-/// One factor by a panel.
+/// One word of factors by a panel.
 macro_rules! step_16 {
-    ($factor:literal) => {
+    ($op:literal, $factor:literal) => {
         concat!(
             column!("r0", $factor, ""),
-            shared!($factor, 0, "s00" "r0"),
-            own!($factor, 1, "s10" "r0"),
-            own!($factor, 2, "s20" "r0"),
-            own!($factor, 3, "s30" "r0"),
-            own!($factor, 4, "s40" "r0"),
-            own!($factor, 5, "s50" "r0"),
-            own!($factor, 6, "s60" "r0"),
-            own!($factor, 7, "s70" "r0"),
+            shared!($op, $factor, 0, "s00" "r0"),
+            own!($op, $factor, 1, "s10" "r0"),
+            own!($op, $factor, 2, "s20" "r0"),
+            own!($op, $factor, 3, "s30" "r0"),
+            own!($op, $factor, 4, "s40" "r0"),
+            own!($op, $factor, 5, "s50" "r0"),
+            own!($op, $factor, 6, "s60" "r0"),
+            own!($op, $factor, 7, "s70" "r0"),
         )
     };
 }
 
-/// One factor by two panels.
+/// One word of factors by two panels.
 macro_rules! step_32 {
-    ($factor:literal) => {
+    ($op:literal, $factor:literal) => {
         concat!(
             column!("r0", $factor, ""),
             column!("r1", $factor, " + {next}"),
-            shared!($factor, 0, "s00" "r0", "s01" "r1"),
-            own!($factor, 1, "s10" "r0", "s11" "r1"),
-            shared!($factor, 2, "s20" "r0", "s21" "r1"),
-            own!($factor, 3, "s30" "r0", "s31" "r1"),
-            own!($factor, 4, "s40" "r0", "s41" "r1"),
-            shared!($factor, 5, "s50" "r0", "s51" "r1"),
-            own!($factor, 6, "s60" "r0", "s61" "r1"),
-            shared!($factor, 7, "s70" "r0", "s71" "r1"),
+            shared!($op, $factor, 0, "s00" "r0", "s01" "r1"),
+            own!($op, $factor, 1, "s10" "r0", "s11" "r1"),
+            shared!($op, $factor, 2, "s20" "r0", "s21" "r1"),
+            own!($op, $factor, 3, "s30" "r0", "s31" "r1"),
+            own!($op, $factor, 4, "s40" "r0", "s41" "r1"),
+            shared!($op, $factor, 5, "s50" "r0", "s51" "r1"),
+            own!($op, $factor, 6, "s60" "r0", "s61" "r1"),
+            shared!($op, $factor, 7, "s70" "r0", "s71" "r1"),
         )
     };
 }
 
-/// One factor by three panels.
+/// One word of factors by three panels.
 macro_rules! step_48 {
-    ($factor:literal) => {
+    ($op:literal, $factor:literal) => {
         concat!(
             column!("r0", $factor, ""),
             column!("r1", $factor, " + {next}"),
             column!("r2", $factor, " + 2*{next}"),
-            shared!($factor, 0, "s00" "r0", "s01" "r1", "s02" "r2"),
-            own!($factor, 1, "s10" "r0", "s11" "r1", "s12" "r2"),
-            shared!($factor, 2, "s20" "r0", "s21" "r1", "s22" "r2"),
-            shared!($factor, 3, "s30" "r0", "s31" "r1", "s32" "r2"),
-            own!($factor, 4, "s40" "r0", "s41" "r1", "s42" "r2"),
-            shared!($factor, 5, "s50" "r0", "s51" "r1", "s52" "r2"),
-            own!($factor, 6, "s60" "r0", "s61" "r1", "s62" "r2"),
-            shared!($factor, 7, "s70" "r0", "s71" "r1", "s72" "r2"),
+            shared!($op, $factor, 0, "s00" "r0", "s01" "r1", "s02" "r2"),
+            own!($op, $factor, 1, "s10" "r0", "s11" "r1", "s12" "r2"),
+            shared!($op, $factor, 2, "s20" "r0", "s21" "r1", "s22" "r2"),
+            shared!($op, $factor, 3, "s30" "r0", "s31" "r1", "s32" "r2"),
+            own!($op, $factor, 4, "s40" "r0", "s41" "r1", "s42" "r2"),
+            shared!($op, $factor, 5, "s50" "r0", "s51" "r1", "s52" "r2"),
+            own!($op, $factor, 6, "s60" "r0", "s61" "r1", "s62" "r2"),
+            shared!($op, $factor, 7, "s70" "r0", "s71" "r1", "s72" "r2"),
         )
     };
 }
 
-/// A function that sums eight rows by as many vectors as its rows of sums have names.
+/// Functions that sum eight rows by as many vectors as their rows of sums have names: one of floats,
+/// one of bfloat16 numbers.
+macro_rules! kernels {
+    ($floats:ident, $halves:ident, $($shape:tt)+) => {
+        kernel!("avx512f", "vfmadd231ps", $floats, $($shape)+);
+        kernel!("avx512f,avx512bf16", "vdpbf16ps", $halves, $($shape)+);
+    };
+}
+
+/// One of them, of the instruction `$op`.
 macro_rules! kernel {
-    ($name:ident, $vectors:literal, $step:ident, [$($right:ident)+], $([$($sum:ident)+])+) => {
+    (
+        $features:literal, $op:literal, $name:ident, $vectors:literal, $step:ident,
+        [$($right:ident)+], $([$($sum:ident)+])+
+    ) => {
         /// # Safety
         /// As [`TileKernel::sum`].
-        #[target_feature(enable = "avx512f")]
+        #[target_feature(enable = $features)]
         unsafe fn $name(tile: Tile<'_>) {
             let next = 4 * tile.panel_stride;
-            /// Runs the loop over `$text`, which takes `$factors` factors, `$turns` times.
+            /// Runs the loop over `$text`, which takes `$factors` words, `$turns` times.
             macro_rules! run {
                 ($text:expr, $factors:expr, $turns:expr, $left:ident, $panel:ident, $sums:ident) => {{
                     let [$([$($sum),+]),+] = &mut $sums;
@@ -162,7 +189,7 @@ macro_rules! kernel {
             let mut sums = [[_mm512_setzero_ps(); $vectors]; ROWS];
             let turns = depth / UNROLL;
             let fetches = prefetcher.lines_left().div_ceil(ROWS);
-            // SAFETY: as the caller promises; a turn reads four of the factors that are there.
+            // SAFETY: as the caller promises; a turn reads four of the words that are there.
             unsafe {
                 for row in 0..ROWS {
                     for vector in 0..$vectors {
@@ -170,15 +197,15 @@ macro_rules! kernel {
                     }
                     prefetcher.fetch(fetches);
                     if turns >= ROWS {
-                        run!(turn!($step), UNROLL, turns / ROWS, left, panel, sums);
+                        run!(turn!($op, $step), UNROLL, turns / ROWS, left, panel, sums);
                     }
                 }
                 let rest = if turns >= ROWS { turns % ROWS } else { turns };
                 if rest > 0 {
-                    run!(turn!($step), UNROLL, rest, left, panel, sums);
+                    run!(turn!($op, $step), UNROLL, rest, left, panel, sums);
                 }
                 if depth % UNROLL > 0 {
-                    run!($step!(0), 1, depth % UNROLL, left, panel, sums);
+                    run!($step!($op, 0), 1, depth % UNROLL, left, panel, sums);
                 }
                 let _ends = (left, panel);
                 store(&sums, to, stride, add);
@@ -187,20 +214,20 @@ macro_rules! kernel {
     };
 }
 
-/// The four factors of one turn.
+/// The four words of one turn.
 macro_rules! turn {
-    ($step:ident) => {
-        concat!($step!(0), $step!(1), $step!(2), $step!(3))
+    ($op:literal, $step:ident) => {
+        concat!($step!($op, 0), $step!($op, 1), $step!($op, 2), $step!($op, 3))
     };
 }
 
-kernel!(sum_16, 1, step_16, [r0], [s00][s10][s20][s30][s40][s50][s60][s70]);
-kernel!(
-    sum_32, 2, step_32, [r0 r1],
+kernels!(sum_16, sum_16_bf16, 1, step_16, [r0], [s00][s10][s20][s30][s40][s50][s60][s70]);
+kernels!(
+    sum_32, sum_32_bf16, 2, step_32, [r0 r1],
     [s00 s01] [s10 s11] [s20 s21] [s30 s31] [s40 s41] [s50 s51] [s60 s61] [s70 s71]
 );
-kernel!(
-    sum_48, 3, step_48, [r0 r1 r2],
+kernels!(
+    sum_48, sum_48_bf16, 3, step_48, [r0 r1 r2],
     [s00 s01 s02] [s10 s11 s12] [s20 s21 s22] [s30 s31 s32]
     [s40 s41 s42] [s50 s51 s52] [s60 s61 s62] [s70 s71 s72]
 );

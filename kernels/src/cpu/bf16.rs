@@ -1,0 +1,74 @@
+//! What a product of bfloat16 factors is on processors, in plain Rust: the definition that the
+//! instructions and the code without them meet bit for bit.
+//!
+//! It is that of x86's `VDPBF16PS` (Intel 64 and IA-32 Architectures Software Developer's Manual,
+//! volume 2), so that a processor which has the instruction multiplies with it. Factors are the
+//! bfloat16 numbers nearest to floats, ties to even, and what is subnormal is zero. They go in pairs,
+//! two in a word of 32 bits, the first in its lower half; of a pair the second is multiplied and
+//! added first. Each multiply-add is fused and rounds to the nearest float, and a result that is
+//! subnormal is zero. Where a chain has an odd number of factors, its last word has a zero.
+
+use crate::precision::{bf16_bits, float_of_bf16};
+
+/// The word of two factors.
+pub(super) fn pair(first: f32, second: f32) -> f32 {
+    let half = |x: f32| u32::from(bf16_bits(without_subnormal(x)));
+    f32::from_bits(half(first) | half(second) << 16)
+}
+
+/// The sum and the products of two words' factors.
+pub(super) fn multiply_add_pair(left: f32, right: f32, sum: f32) -> f32 {
+    let halves = |word: f32| {
+        let bits = word.to_bits();
+        [bits as u16, (bits >> 16) as u16].map(float_of_bf16)
+    };
+    let [first, second] = halves(left);
+    let [right_first, right_second] = halves(right);
+    multiply_add(first, right_first, multiply_add(second, right_second, sum))
+}
+
+/// A float, or the zero of its sign where it is subnormal.
+fn without_subnormal(x: f32) -> f32 {
+    if x.is_subnormal() { 0.0f32.copysign(x) } else { x }
+}
+
+/// `left * right + sum`, rounded once, where a result is subnormal that is below the least normal
+/// float after it was rounded to a float's number of digits.
+fn multiply_add(left: f32, right: f32, sum: f32) -> f32 {
+    /// Too small to make one of the operands infinite where the result is the least normal float.
+    const SCALE: f32 = (1u64 << 40) as f32;
+    let result = left.mul_add(right, sum);
+    if result.abs() == f32::MIN_POSITIVE {
+        // Rounded as if exponents had no least one: it may have been rounded up to the least.
+        let scaled = (left * SCALE).mul_add(right, sum * SCALE);
+        if scaled.abs() < f32::MIN_POSITIVE * SCALE {
+            return 0.0f32.copysign(result);
+        }
+    }
+    without_subnormal(result)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{multiply_add, pair};
+
+    #[test]
+    fn a_result_is_zero_that_was_rounded_up_to_the_least_normal_float() {
+        let least = f32::MIN_POSITIVE;
+        // In units of the last digit below the least normal float, 2^-150: 0.5 and 0.625.
+        let unit = 2.0f32.powi(-75);
+        assert_eq!(multiply_add(-unit, unit / 2.0, least).to_bits(), least.to_bits());
+        assert_eq!(multiply_add(-unit, unit * 0.625, least).to_bits(), 0);
+        assert_eq!(multiply_add(unit, unit * 0.625, -least).to_bits(), (-0.0f32).to_bits());
+        assert_eq!(multiply_add(0.0, 1.0, least).to_bits(), least.to_bits());
+        assert_eq!(multiply_add(least, 0.5, 0.0).to_bits(), 0);
+    }
+
+    #[test]
+    fn a_word_has_the_first_factor_in_its_lower_half_and_no_subnormal_one() {
+        assert_eq!(pair(1.0, -2.0).to_bits(), 0xc000_3f80);
+        assert_eq!(pair(f32::from_bits(0x807f_ffff), f32::from_bits(1)).to_bits(), 0x0000_8000);
+        assert_eq!(pair(f32::from_bits(0x3f80_8000), 0.0).to_bits(), 0x3f80);
+        assert_eq!(pair(f32::NAN, f32::INFINITY).to_bits(), 0x7f80_7fc0);
+    }
+}
