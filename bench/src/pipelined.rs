@@ -4,6 +4,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
+use zbelastic_kernels::Precision;
 use zbelastic_local::cluster::train_on;
 use zbelastic_local::executor_factory::{CpuFactory, ExecutorFactory};
 use zbelastic_local::interrupt::Interrupt;
@@ -37,7 +38,7 @@ pub fn round(
     stage_count: u32,
     step_count: u64,
 ) -> Result<PipelineRound, CommandFailure> {
-    let factory = CpuFactory { threads: 1, scratch: None };
+    let factory = CpuFactory { threads: 1, precision: Precision::F32, scratch: None };
     round_on(&factory, case, kind, pipeline(stage_count), step_count)
 }
 

@@ -41,7 +41,6 @@ use zbelastic_machine::DeviceList;
 use zbelastic_machine::second_store::SECOND_STORE;
 use zbelastic_preemption::NoticeSettings;
 use zbelastic_trainer::model::{LayerSpec, model_layers};
-use zbelastic_trainer::plan::model_flop_per_token;
 use zbelastic_trainer::stage::InitialWeights;
 use zbelastic_ui::UiServer;
 use zbelastic_view::RunCosts;
@@ -131,12 +130,12 @@ fn page(
     start_server(address, run_costs(args.page.price, context), Vec::new()).map(Some)
 }
 
-/// What the page computes its price and its MFU from. Without lines for a person, as with `--json`,
-/// the peak is not measured here, and the page adds up what the workers reported.
+/// What the page computes its price and its MFU from. Where the peak is not measured here, as with
+/// `--json`, the page adds up what the workers reported, if the status says what a token takes of it.
 fn run_costs(price_per_hour: Option<f64>, context: Option<&StepLineContext>) -> RunCosts {
     RunCosts {
         price_per_hour,
-        flop_per_token: context.map(|context| context.flop_per_token),
+        flop_per_token: context.and_then(|context| context.flop_per_token),
         peak_flop_per_s: context.and_then(|context| context.peak_flop_per_s),
     }
 }
@@ -251,7 +250,8 @@ fn train_in_threads(
 ) -> Result<RunOutcome, CommandFailure> {
     match &prepared.devices {
         RunDevices::Cpu => {
-            let factory = CpuFactory { threads: prepared.job.threads, scratch };
+            let precision = prepared.config.arithmetic.precision();
+            let factory = CpuFactory { threads: prepared.job.threads, precision, scratch };
             train_with(&factory, prepared, observe)
         }
         RunDevices::Cuda(_) => {
@@ -340,19 +340,16 @@ fn notices(args: &TrainArgs, config: &RunConfig) -> Result<Option<NoticeSettings
 fn line_context(prepared: &PreparedRun) -> Result<StepLineContext, CommandFailure> {
     let PreparedRun { config, worker_count, devices, job, .. } = prepared;
     let threads = (*worker_count as usize * job.threads).min(machine::core_count());
+    let flop_per_token = config.flop_per_token_of_peak();
     let peak_flop_per_s = match devices {
-        RunDevices::Cpu => {
+        RunDevices::Cpu if flop_per_token.is_some() => {
             let refused = |error: AllocateError| {
                 CommandFailure::new(FailureCode::OutOfResource, error.to_string())
             };
             Some(machine::own_peak_flop_per_s(threads).map_err(refused)?)
         }
-        // `bench gpu` measures it, in seconds.
-        RunDevices::Cuda(_) => None,
+        // `bench gpu` measures it, in seconds; that of bfloat16 on processors is not measured.
+        RunDevices::Cpu | RunDevices::Cuda(_) => None,
     };
-    Ok(StepLineContext {
-        step_count: config.steps,
-        flop_per_token: model_flop_per_token(&config.model, config.batch.microbatch),
-        peak_flop_per_s,
-    })
+    Ok(StepLineContext { step_count: config.steps, flop_per_token, peak_flop_per_s })
 }

@@ -27,7 +27,7 @@ use super::settings::{ConfigOrigin, ConfigSettings};
 use super::words::OptimizerChoice;
 use super::{
     ArithmeticConfig, AsyncConfig, CheckpointConfig, DeviceChoice, ElasticConfig, MemoryConfig,
-    PrecisionChoice, RunConfig, ScheduleChoice, WeightSource,
+    RunConfig, ScheduleChoice, WeightSource,
 };
 
 pub(super) use stores::tokens_config;
@@ -60,7 +60,6 @@ pub fn build(
         builder.check_limits(model, &batch);
     }
     builder.check_chunks();
-    builder.check_precision();
     builder.check_optimizer();
     builder.check_slices(&batch);
     builder.check_lanes(&batch);
@@ -317,19 +316,6 @@ impl ConfigBuilder<'_> {
                 at: settings.origin(key),
                 kind,
                 chunks,
-                beside,
-            });
-        }
-    }
-
-    /// Kernels of the CPU compute in 32-bit floats.
-    fn check_precision(&mut self) {
-        let reader = self.reader;
-        let is_half = reader.choice::<PrecisionChoice>(Key::Precision) == PrecisionChoice::Bf16;
-        if is_half && reader.choice::<DeviceChoice>(Key::Device) == DeviceChoice::Cpu {
-            let settings = reader.settings;
-            self.report(&[Key::Precision, Key::Device], |key, beside| ConfigProblem::Precision {
-                at: settings.origin(key),
                 beside,
             });
         }

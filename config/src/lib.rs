@@ -66,11 +66,12 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use zbelastic_consensus::validation::GuardPolicy;
 use zbelastic_data::cursor::CursorConfig;
+use zbelastic_kernels::Precision;
 use zbelastic_schedule::asynchronous::AsyncKind;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::{LoraSettings, ModelConfig};
 use zbelastic_trainer::optimizer::OptimizerConfig;
-use zbelastic_trainer::plan::{AUTO_KINDS, BatchShape, Plan, ReplicaCount};
+use zbelastic_trainer::plan::{AUTO_KINDS, BatchShape, Plan, ReplicaCount, model_flop_per_token};
 use zbelastic_trainer::stage::{InitialWeights, StageSetup};
 use zbelastic_types::Bytes;
 use zbelastic_wording::CommandFailure;
@@ -363,6 +364,14 @@ impl RunConfig {
         self.tokens.stores.clear();
         self.tokens.tokenizer = None;
         self
+    }
+
+    /// Operations that training takes for a token, where machines measure their peak in the type of its
+    /// products: none with bfloat16.
+    #[must_use]
+    pub fn flop_per_token_of_peak(&self) -> Option<f64> {
+        let flop = model_flop_per_token(&self.model, self.batch.microbatch);
+        (self.arithmetic.precision() == Precision::F32).then_some(flop)
     }
 
     /// The setup of the stages of a plan: weights are drawn, no gradient is corrupted, none is sent

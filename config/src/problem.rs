@@ -140,13 +140,6 @@ pub enum ConfigProblem {
         /// The other values that matter, if their origin is another.
         beside: Vec<EffectiveSetting>,
     },
-    /// Processors compute in floats only.
-    Precision {
-        /// Origin of the key's value.
-        at: SettingOrigin,
-        /// The other values that matter, if their origin is another.
-        beside: Vec<EffectiveSetting>,
-    },
     /// Muon under a schedule without steps.
     MuonSchedule {
         /// Origin of the key's value.
@@ -324,7 +317,6 @@ impl ConfigProblem {
                 wording::boundary(at, *tokens, *width, beside)
             }
             Self::Limit { at, error, beside } => wording::limit(at, error, beside),
-            Self::Precision { at, beside } => wording::precision(at, beside),
             Self::MuonSchedule { at, kind, beside } => wording::muon_schedule(at, *kind, beside),
             Self::Chunks { at, kind, chunks, beside } => {
                 wording::chunks(at, *kind, *chunks, beside)

@@ -337,13 +337,6 @@ pub(super) fn limit(
         .why(with_given("kernels of NVIDIA devices count and hold no more", beside))
 }
 
-pub(super) fn precision(at: &SettingOrigin, beside: &[EffectiveSetting]) -> FailureDetail {
-    FailureDetail::new("train.precision: bf16 on processors")
-        .at(at.to_string())
-        .why(with_given("processors compute in f32 only", beside))
-        .hint("train.device = \"cuda\" (or --device cuda:0), or train.precision = \"f32\"")
-}
-
 pub(super) fn muon_schedule(
     at: &SettingOrigin,
     kind: AsyncKind,

@@ -15,6 +15,7 @@ use std::ops::ControlFlow;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
 
+use zbelastic_kernels::Precision;
 use zbelastic_timing::RunClock;
 use zbelastic_types::StageIndex;
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
@@ -26,7 +27,7 @@ use super::messages::{MESSAGES_PER_WORKER, WorkerMessage, mailbox_limit};
 use super::progress_event::ProgressEvent;
 use super::worker::StageWorker;
 
-/// Runs `job` to its end on this machine's CPU. `observe` is called with each event, and may end
+/// Runs `job` to its end on this machine's CPU, in floats. `observe` is called with each event, and may end
 /// the run after the step under way by breaking.
 ///
 /// # Errors
@@ -35,7 +36,11 @@ pub fn train(
     job: &TrainingJob,
     observe: &mut dyn FnMut(&ProgressEvent) -> ControlFlow<()>,
 ) -> Result<RunOutcome, CommandFailure> {
-    train_on(&CpuFactory { threads: job.threads, scratch: None }, job, observe)
+    train_on(
+        &CpuFactory { threads: job.threads, precision: Precision::F32, scratch: None },
+        job,
+        observe,
+    )
 }
 
 /// Runs `job` to its end with the executor that `factory` makes for each stage.

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use zbelastic_kernels::{AllocateError, Backend, BufferView, CpuBackend};
+use zbelastic_kernels::{AllocateError, Backend, BufferView, CpuBackend, Precision};
 use zbelastic_machine::DeviceSelector;
 use zbelastic_machine::second_store::FileSecondStore;
 use zbelastic_trainer::model::LayerState;
@@ -48,6 +48,8 @@ pub trait StageBackendFactory: ExecutorFactory {
 pub struct CpuFactory {
     /// Threads that compute, in each worker.
     pub threads: usize,
+    /// What factors of products are.
+    pub precision: Precision,
     /// The folder for offloaded passes; none if they go to other memory.
     pub scratch: Option<PathBuf>,
 }
@@ -76,7 +78,7 @@ impl StageBackendFactory for CpuFactory {
     type Backend = CpuBackend;
 
     fn backend(&self, _: StageIndex) -> Result<CpuBackend, AllocateError> {
-        CpuBackend::new(self.threads)
+        Ok(CpuBackend::new(self.threads)?.with_precision(self.precision))
     }
 }
 

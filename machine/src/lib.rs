@@ -120,7 +120,8 @@ fn processor_time() -> Duration {
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
 }
 
-/// The kernels that this process computes with, and the others that the processor could.
+/// The kernels that this process computes with, whether with instructions for bfloat16, and the others
+/// that the processor could.
 ///
 /// # Panics
 /// If `ZBELASTIC_CPU` names kernels that it does not have, which a program checks at its start.
@@ -129,9 +130,10 @@ pub fn kernels_text() -> String {
     let chosen = InstructionSet::of_environment().expect("checked at the start of the program");
     let others = InstructionSet::available().into_iter().filter(|set| *set != chosen);
     let others: Vec<_> = others.map(InstructionSet::name).collect();
+    let halves = if chosen.has_bf16() { " with bfloat16" } else { "" };
     match others.as_slice() {
-        [] => format!("{chosen} kernels"),
-        others => format!("{chosen} kernels (also there: {})", others.join(", ")),
+        [] => format!("{chosen} kernels{halves}"),
+        others => format!("{chosen} kernels{halves} (also there: {})", others.join(", ")),
     }
 }
 

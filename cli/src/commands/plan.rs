@@ -85,7 +85,8 @@ fn compared(names: &[String]) -> Result<Vec<ScheduleKind>, CommandFailure> {
 
 fn measured(config: &RunConfig, threads: usize) -> Result<Pace, CommandFailure> {
     let backend = CpuBackend::new(threads)
-        .map_err(|error| CommandFailure::new(FailureCode::OutOfResource, error.to_string()))?;
+        .map_err(|error| CommandFailure::new(FailureCode::OutOfResource, error.to_string()))?
+        .with_precision(config.arithmetic.precision());
     let began = Instant::now();
     let mut clock = || began.elapsed().as_secs_f64();
     let RunConfig { model, batch, optimizer, .. } = config;

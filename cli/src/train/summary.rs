@@ -48,7 +48,8 @@ pub struct FinishedRun {
 pub struct HeadingFacts<'a> {
     /// The run folder.
     pub folder: &'a Path,
-    /// What the cores in use reach at best, which the `mfu` of steps is a share of; none for devices.
+    /// What the cores in use reach at best, which the `mfu` of steps is a share of; none for devices,
+    /// and for products of bfloat16 numbers.
     pub peak_flop_per_s: Option<f64>,
     /// Address of the live page, if one is served.
     pub page: Option<&'a str>,
@@ -88,8 +89,10 @@ pub fn write_heading(
     writeln!(out, "plan    {plan}")?;
     writeln!(out, "workers {worker_count}{}", devices.text(job.threads))?;
     writeln!(out, "memory  {}", fullest_stage(prepared))?;
-    if let Some(peak) = facts.peak_flop_per_s {
-        writeln!(out, "cpu     {}; mfu is a share of {:.0} GFLOP/s", kernels_text(), peak / 1e9)?;
+    if let RunDevices::Cpu = devices {
+        let share = |peak| format!("; mfu is a share of {:.0} GFLOP/s", peak / 1e9);
+        let share = facts.peak_flop_per_s.map(share).unwrap_or_default();
+        writeln!(out, "cpu     {}{share}", kernels_text())?;
     }
     writeln!(out, "files   {}", facts.folder.display())?;
     if let Some(page) = facts.page {
@@ -332,7 +335,9 @@ const SAMPLE_TEMPERATURE: f64 = 0.7;
 fn sample(prepared: &PreparedRun, outcome: &RunOutcome) -> Result<String, CommandFailure> {
     let tokens = match &prepared.devices {
         RunDevices::Cpu => {
-            drawn(CpuBackend::new(core_count()).map_err(no_memory)?, prepared, outcome)?
+            let backend = CpuBackend::new(core_count()).map_err(no_memory)?;
+            let precision = prepared.config.arithmetic.precision();
+            drawn(backend.with_precision(precision), prepared, outcome)?
         }
         RunDevices::Cuda(_) => {
             let precision = prepared.config.arithmetic.precision();

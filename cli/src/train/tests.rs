@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use zbelastic_kernels::cuda::{Architecture, DeviceProbe, DeviceProperties};
-use zbelastic_kernels::{AllocateError, CpuBackend};
+use zbelastic_kernels::{AllocateError, CpuBackend, Precision};
 use zbelastic_local::executor_factory::ExecutorFactory;
 use zbelastic_local::messages::HeldOutLoss;
 use zbelastic_local::progress_event::ProgressEvent;
@@ -84,7 +84,7 @@ impl StageBackendFactory for LimitedCpuFactory {
 /// The outcome of a run without steps where only so many backends can be made.
 fn ended_with(backends: u32) -> RunOutcome {
     let prepared = prepared("pipedream-2bw");
-    let processors = CpuFactory { threads: 1, scratch: None };
+    let processors = CpuFactory { threads: 1, precision: Precision::F32, scratch: None };
     let factory = LimitedCpuFactory { processors, left: AtomicU32::new(backends) };
     train_with(&factory, &prepared, &mut |_| ControlFlow::Continue(())).expect("it is trained")
 }
@@ -144,7 +144,7 @@ fn a_run_without_a_sample_is_done() {
 #[test]
 fn the_page_has_the_peak_that_mfu_of_the_lines_is_a_share_of() {
     let context =
-        StepLineContext { step_count: 2, flop_per_token: 1e6, peak_flop_per_s: Some(3e9) };
+        StepLineContext { step_count: 2, flop_per_token: Some(1e6), peak_flop_per_s: Some(3e9) };
     let costs = run_costs(Some(1.5), Some(&context));
     let expected = RunCosts {
         price_per_hour: Some(1.5),

@@ -67,9 +67,6 @@ fn what_no_device_can_do_is_refused_as_a_mistake_of_the_configuration() {
             assert!(stderr.contains(word), "no {word} in: {stderr}");
         }
     };
-    let half = ["train.precision: bf16 on processors", "f32 only", "--device cuda:0"];
-    check(&["train", "--set", "train.precision=bf16"], &half);
-    check(&["train", "--device", "cpu", "--set", "train.precision=bf16"], &half);
     check(&["train", "--device", "cuda:x"], &["\"x\" is no number of a device", "cuda:0"]);
     check(&["join", "--device", "cuda"], &["expected cuda:N with N from 0"]);
 }

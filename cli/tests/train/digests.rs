@@ -106,3 +106,10 @@ fn seed_text_and_settings_show_in_the_digest() {
     digests.dedup();
     assert_eq!(digests.len(), changes.len());
 }
+
+#[test]
+fn nor_do_they_with_bfloat16_factors() {
+    let ways =
+        [variant(1, "gpipe", "0", 2), variant(3, "zb-v", "1", 1), variant(2, "1f1b", "1", 1)];
+    check(&ways, "--set train.precision=bf16");
+}

@@ -355,18 +355,18 @@ fn what_kernels_of_a_device_cannot_hold_is_refused_there() {
 }
 
 #[test]
-fn halves_need_a_device_that_has_them() {
-    check_tiny(
-        "[train]\nprecision = \"bf16\"\n",
-        "
-  run.toml:4: train.precision: bf16 on processors
-  why: processors compute in f32 only; train.device = \"cpu\" (default)
-  try: train.device = \"cuda\" (or --device cuda:0), or train.precision = \"f32\"",
-    );
-    let text = "[model]\npreset = \"tiny\"\n[train]\nprecision = \"bf16\"\ndevice = \"cuda\"\n";
-    let config = load_text(text).expect("legal").config;
-    let halves = DeviceSizes::Cuda(Precision::Bf16);
-    assert_eq!(config.arithmetic.sizes(), halves);
+fn a_run_has_halves_on_both_kinds_of_devices() {
+    let halves = Precision::Bf16;
+    for (device, sizes) in
+        [("cpu", DeviceSizes::Processors(halves)), ("cuda", DeviceSizes::Cuda(halves))]
+    {
+        let text = format!(
+            "[model]\npreset = \"tiny\"\n[train]\nprecision = \"bf16\"\ndevice = \"{device}\"\n"
+        );
+        let config = load_text(&text).expect("legal").config;
+        assert_eq!(config.arithmetic.sizes(), sizes);
+        assert_eq!(config.flop_per_token_of_peak(), None, "machines measure the peak of floats");
+    }
 }
 
 #[test]

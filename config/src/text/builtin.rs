@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 133] = pages![
+const PAGES: [(&str, &str); 134] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -117,6 +117,7 @@ const PAGES: [(&str, &str); 133] = pages![
     "decisions/0096-a-checkpoint-waits-for-disks.md",
     "decisions/0097-what-the-first-device-showed.md",
     "decisions/0098-pieces-lie-on-disks-in-lives.md",
+    "decisions/0099-bfloat16-on-processors.md",
     "deploy.md",
     "deploy/container.md",
     "deploy/kubernetes.md",

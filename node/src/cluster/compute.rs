@@ -51,8 +51,8 @@ impl WorkerDevice for CpuCores {
         self.threads
     }
 
-    fn open(&self, _: ArithmeticConfig) -> Result<CpuCoresFactory, WorkerDeviceError> {
-        let threads = self.threads;
+    fn open(&self, arithmetic: ArithmeticConfig) -> Result<CpuCoresFactory, WorkerDeviceError> {
+        let (threads, precision) = (self.threads, arithmetic.precision());
         // Memory that a copy or a stage allocates later is allocated with the same number of
         // threads.
         CpuBackend::new(threads)?;
@@ -61,7 +61,8 @@ impl WorkerDevice for CpuCores {
                 DeviceUse::Stage => threads,
                 DeviceUse::Copy => 1,
             };
-            CpuBackend::new(count).expect("as many threads were had when the job began")
+            let backend = CpuBackend::new(count).expect("as many threads as when the job began");
+            backend.with_precision(precision)
         }))
     }
 }

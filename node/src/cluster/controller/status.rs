@@ -12,7 +12,6 @@ use zbelastic_consensus::plan::{PlanRecord, Promise, PromiseOff};
 use zbelastic_consensus::state::State;
 use zbelastic_consensus::training_status::TrainingStatus;
 use zbelastic_planner::PaceTracker;
-use zbelastic_trainer::plan::model_flop_per_token;
 use zbelastic_transport::TransportPath;
 use zbelastic_types::{Digest, NodeId, Step};
 use zbelastic_wire::NodeMessage;
@@ -309,8 +308,7 @@ impl StatusView<'_> {
     }
 
     fn flop_per_token(&self) -> Option<f64> {
-        let config = &self.run_log.job()?.job.config;
-        Some(model_flop_per_token(&config.model, config.batch.microbatch))
+        self.run_log.job()?.job.config.flop_per_token_of_peak()
     }
 
     pub(super) fn phase(&self, phase: JobPhase) -> JobPhaseStatus {
