@@ -16,6 +16,7 @@ mod schedule;
 #[cfg(test)]
 mod tests;
 mod ui;
+mod whole_number;
 
 pub use address::{AddressError, AddressList, HostPort, PORT_DEFAULT};
 #[cfg(feature = "chaos")]
@@ -43,6 +44,7 @@ pub use schedule::{
 
 pub use ui::{ManArgs, PageArgs, TopArgs, UiArgs};
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
@@ -60,6 +62,19 @@ pub struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub command: CliCommand,
+}
+
+impl Cli {
+    /// The command line of these words, the first of which is the program's name.
+    ///
+    /// # Errors
+    /// If it is none, in words that say what was expected.
+    pub fn of_words<W>(words: impl IntoIterator<Item = W>) -> Result<Self, clap::Error>
+    where
+        W: Into<OsString> + Clone,
+    {
+        Self::try_parse_from(words).map_err(whole_number::explained)
+    }
 }
 
 const EXAMPLES: &str = "\

@@ -1,16 +1,17 @@
 //! Entry point of the binary `zbelastic`.
 
+use std::env;
 use std::io::{self, BufWriter, Write};
 use std::process::ExitCode;
 
-use clap::Parser;
 use zbelastic_cli::args::{Cli, CliCommand};
 use zbelastic_cli::{commands, membership, panics, train};
 use zbelastic_kernels::{InstructionSet, InstructionSetError};
 use zbelastic_wording::{CommandError, CommandFailure, FailureDetail};
 
 fn main() -> ExitCode {
-    match run(&Cli::parse()) {
+    let cli = Cli::of_words(env::args_os()).unwrap_or_else(|error| error.exit());
+    match run(&cli) {
         Ok(code) => code,
         Err(stop) => stop.report(),
     }

@@ -50,7 +50,7 @@ fn benchmarks_are_all_or_those_named() {
 
 /// What is said about a line that is refused.
 fn refused(line: &[&str]) -> String {
-    let error = Cli::try_parse_from(["zbelastic"].iter().chain(line)).expect_err("refused");
+    let error = Cli::of_words(["zbelastic"].iter().chain(line)).expect_err("refused");
     assert_eq!(error.exit_code(), 2);
     error.to_string()
 }
@@ -103,7 +103,9 @@ fn wrong_flags_are_explained() {
     check(&["token", "create", "--uses", "0"], "0 is not in 1..=65536");
     check(&["token", "revoke", ""], "expected a name or a number");
     check(&["node", "show"], "<NODE>");
-    check(&["ckpt", "show", "newest"], "invalid digit");
+    check(&["ckpt", "show", "newest"], "'newest' for '<STEP>': expected a whole number");
+    check(&["train", "--workers", "many"], "'many' for '--workers <N>': expected a whole number");
+    check(&["ckpt", "show", "99999999999999999999"], "no number is that large here");
     check(&["export", "baseline"], "--to <DIR>");
     check(&["export", "a", "--to", "b", "--dtype", "int8"], "[possible values: f32, bf16, f16]");
     check(&["export", "a", "--to", "b", "--shard", "0"], "expected a size such as 5GB");

@@ -77,7 +77,6 @@ pub const FENCES: &[Fence] = &[
         &[],
         &[
             "cli/src/args",
-            "cli/src/main.rs",
             "cli/src/commands/",
             "bench/src/args.rs",
             "chaos-tests/src/args",
