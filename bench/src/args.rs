@@ -36,7 +36,8 @@ pub enum BenchCommand {
     #[command(after_help = "Example:\n  zbelastic bench ops --config B")]
     Ops(BenchArgs),
     /// The fastest of a few training steps of one model.
-    #[command(after_help = "Example:\n  zbelastic bench step --config B --threads 2")]
+    #[command(after_help = "Examples:\n  zbelastic bench step --config B --threads 2\n  \
+                      zbelastic bench step --config B --schedule zb-v")]
     Step(BenchStepArgs),
     /// What a gradient that is a tree of lanes costs one worker, beside one lane.
     #[command(after_help = "Example:\n  zbelastic bench lanes --config B --lanes 8")]
@@ -83,6 +84,9 @@ pub struct BenchStepArgs {
     /// A token store of bytes, read in turns with the text in memory: as one text, and with documents apart.
     #[arg(long, value_name = "STORE")]
     pub tokens: Option<PathBuf>,
+    /// A pipeline of two workers with one thread each in this schedule: the mean of the steps.
+    #[arg(long, value_name = "KIND", conflicts_with_all = ["threads", "tokens"])]
+    pub schedule: Option<ScheduleKind>,
     /// Print JSON.
     #[arg(long)]
     pub json: bool,

@@ -1,6 +1,7 @@
-//! `bench step`: the fastest of a few training steps of one model, for comparisons that measure
-//! another program in turns with this one (`docs/compare_pytorch_cpu.py`), and what reading a token store
-//! and keeping its documents apart costs.
+//! `bench step`: the fastest of a few training steps of one model, or those of a pipeline, for
+//! comparisons that measure another program in turns with this one (`docs/compare_pytorch_cpu.py`,
+//! `docs/compare_pytorch_pipelines.py`), and what reading a token store and keeping its documents apart
+//! costs.
 
 use std::io::Write;
 use std::time::Duration;
@@ -9,11 +10,12 @@ use serde::Serialize;
 use zbelastic_data::window::Packing;
 use zbelastic_kernels::CpuBackend;
 use zbelastic_machine::peak_flop_per_s;
+use zbelastic_schedule::ScheduleKind;
 use zbelastic_wording::CommandError;
 
 use super::case::{BatchSplit, BenchCase};
-use super::out_of_resource;
 use super::serial::SerialEngine;
+use super::{out_of_resource, pipelined};
 use crate::args::BenchStepArgs;
 
 /// A peak run lasts as long as a step, but for the largest models.
@@ -42,6 +44,23 @@ struct StoreStep {
     ratio: f64,
 }
 
+/// Steps of a pipeline.
+#[derive(Debug, Serialize)]
+struct PipelineSteps {
+    config: &'static str,
+    instructions: &'static str,
+    schedule: &'static str,
+    workers: u32,
+    /// From seal to seal, the mean.
+    step_ms: f64,
+    tokens_per_s: f64,
+    bubble: f64,
+    bubble_planned: f64,
+}
+
+/// Workers of a pipeline, each with one thread.
+const WORKERS: u32 = 2;
+
 /// How a store is read, by the names of `data.packing`.
 const PACKINGS: [(&str, Packing); 2] =
     [("concat", Packing::Concat), ("documents", Packing::Documents)];
@@ -49,6 +68,9 @@ const PACKINGS: [(&str, Packing); 2] =
 /// Runs `bench step`.
 pub fn run(args: &BenchStepArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     let case = BenchCase::new(args.config)?;
+    if let Some(kind) = args.schedule {
+        return pipeline(args, &case, kind, out);
+    }
     let cpu = CpuBackend::new(args.threads as usize).map_err(|error| out_of_resource(&error))?;
     let mut engine = SerialEngine::new(&case, args.threads as usize, BatchSplit::Whole)?;
     let mut stored = Vec::new();
@@ -102,5 +124,39 @@ pub fn run(args: &BenchStepArgs, out: &mut dyn Write) -> Result<(), CommandError
     for StoreStep { packing, step_ms, ratio } in &result.stores {
         writeln!(out, "  over the store, {packing}: {step_ms:.1} ms, {ratio:.3} times that")?;
     }
+    Ok(())
+}
+
+/// Steps of a pipeline in this schedule.
+fn pipeline(
+    args: &BenchStepArgs,
+    case: &BenchCase,
+    kind: ScheduleKind,
+    out: &mut dyn Write,
+) -> Result<(), CommandError> {
+    let cpu = CpuBackend::new(1).map_err(|error| out_of_resource(&error))?;
+    let round = pipelined::round(case, kind, WORKERS, args.steps.into())?;
+    let result = PipelineSteps {
+        config: args.config.name(),
+        instructions: cpu.instruction_set().name(),
+        schedule: kind.name(),
+        workers: WORKERS,
+        step_ms: round.step.as_secs_f64() * 1e3,
+        tokens_per_s: case.batch.tokens() as f64 / round.step.as_secs_f64(),
+        bubble: round.bubbles.measured,
+        bubble_planned: round.bubbles.planned,
+    };
+    if args.json {
+        writeln!(out, "{}", serde_json::to_string(&result).expect("numbers are JSON"))?;
+        return Ok(());
+    }
+    let PipelineSteps { config, instructions, schedule, step_ms, tokens_per_s, .. } = result;
+    writeln!(
+        out,
+        "{config} {instructions}, {schedule}, {WORKERS} workers with one thread each: {step_ms:.1} ms, \
+         {tokens_per_s:.0} tok/s, bubble {:.1} % (planned {:.1} %)",
+        100.0 * result.bubble,
+        100.0 * result.bubble_planned,
+    )?;
     Ok(())
 }
