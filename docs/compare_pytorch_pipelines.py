@@ -10,7 +10,8 @@ beside this file writes them, and so is the batch with its microbatches. A step 
 clipping at 1 and AdamW. PyTorch runs eagerly: 1F1B with a stage for each worker, interleaved 1F1B, interleaved zero bubble and ZBV
 with two, between processes over gloo. Each schedule has several cuts of the model, of which the fastest counts.
 
-A round measures each schedule of both once; of each the fastest round counts, as the mean of its steps. Behind PyTorch's rows
+A round measures each schedule of both once; of each the fastest round counts, as the mean of its steps, of PyTorch's also the
+turns that chose the cut. Behind PyTorch's rows
 stands one process of it with the whole batch and one thread, behind ours the bound: twice what one thread of ours reaches, less the
 planned bubble. Needs torch 2.6 or newer.
 """
@@ -40,12 +41,11 @@ def cuts(blocks, stages):
     even = [blocks * (stage + 1) // stages - blocks * stage // stages for stage in range(stages)]
     found = [even]
     for source in range(stages - 1):
-        for other in ([even[-1] - 1, source], [even[-1] + 1, source]):
-            last, stage = other
+        for last in (even[-1] - 1, even[-1] + 1):
             moved = list(even)
-            moved[stage] += even[-1] - last
+            moved[source] += even[-1] - last
             moved[-1] = last
-            if min(moved) >= 0 and moved[stage] > 0 and moved not in found:
+            if min(moved) >= 0 and moved[source] > 0 and moved not in found:
                 found.append(moved)
     return found
 
@@ -145,6 +145,8 @@ class Pipeline:
         self.workers = [subprocess.Popen(start, stdin=pipe, stdout=pipe, text=True, env=environment) for start in starts]
         self.schedule, self.cut, self.best = schedule, cut, math.inf
         if any(worker.stdout.readline().strip() != "ready" for worker in self.workers):
+            for worker in self.workers:
+                worker.kill()
             sys.exit(f"PyTorch's {schedule} with cut {cut} did not start; its message is above")
 
     def turn(self, steps):

@@ -340,7 +340,8 @@ pub struct JobStatus {
     pub step_ms: Option<f64>,
     /// Tokens a second lately.
     pub tokens_per_s: Option<f64>,
-    /// Floating-point operations of a token, forward and backward.
+    /// Floating-point operations of a token, forward and backward; none with bfloat16 on processors,
+    /// whose peak is not measured.
     #[serde(default)]
     pub flop_per_token: Option<f64>,
     /// Seconds to the end.

@@ -340,7 +340,7 @@ fn notices(args: &TrainArgs, config: &RunConfig) -> Result<Option<NoticeSettings
 fn line_context(prepared: &PreparedRun) -> Result<StepLineContext, CommandFailure> {
     let PreparedRun { config, worker_count, devices, job, .. } = prepared;
     let threads = (*worker_count as usize * job.threads).min(machine::core_count());
-    let flop_per_token = config.flop_per_token_of_peak();
+    let flop_per_token = config.flop_per_token();
     let peak_flop_per_s = match devices {
         RunDevices::Cpu if flop_per_token.is_some() => {
             let refused = |error: AllocateError| {

@@ -24,7 +24,7 @@ pub enum DeviceChoice {
     Cuda,
 }
 
-/// The type that activations have in memory and in products.
+/// The type of products' factors, and on NVIDIA devices of activations in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PrecisionChoice {
     /// Floating point of 32 bits (IEEE single precision).

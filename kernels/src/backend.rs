@@ -153,7 +153,7 @@ pub trait Backend:
     /// are issued to it now. Every read of the host is complete without this.
     fn flush(&self) {}
 
-    /// The unit roundoff of the type of activations: half the distance from 1 to the next number.
+    /// The unit roundoff of the type of products' factors: half the distance from 1 to the next number.
     fn rounding(&self) -> f64 {
         Precision::F32.rounding()
     }

@@ -1,4 +1,4 @@
-//! The type of activations, and bfloat16 on the host.
+//! The type of products' factors, and bfloat16 on the host.
 
 /// The type of factors of products, and on NVIDIA devices of activations in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -202,4 +202,17 @@ mod tests {
         assert_eq!(half.claim_bytes(&claim(PAGE - 511)), 3 * PAGE);
         assert_eq!(DeviceSizes::Processors(Precision::F32).claim_bytes(&claim(5)), 5);
     }
+
+    #[test]
+    fn processors_pack_two_halves_in_a_word() {
+        let bytes = |precision, outputs, inputs| {
+            DeviceSizes::Processors(precision).matrix_bytes(MatrixShape { outputs, inputs })
+        };
+        assert_eq!(bytes(Precision::F32, 64, 32), 2 * 64 * 32 * 4);
+        assert_eq!(bytes(Precision::Bf16, 64, 32), 64 * 32 * 4);
+        // An odd depth has a word more than half of it.
+        assert_eq!(bytes(Precision::Bf16, 16, 3), (2 * 16 + 8 * 16) * 4);
+        let of_rows = |precision| DeviceSizes::Processors(precision).rows_bytes(1024);
+        assert_eq!(of_rows(Precision::Bf16), of_rows(Precision::F32));
+    }
 }

@@ -1,6 +1,6 @@
 //! The suite on the processor: every instruction set there is, with one to three threads.
 
-use zbelastic_kernels::conformance::floats;
+use zbelastic_kernels::conformance::{self, floats};
 use zbelastic_kernels::{
     BufferView, BufferViewMut, CpuBackend, DeviceMemory, InstructionSet, Optimizer, Precision,
     SQUARE_SUM_CHUNK,
@@ -23,6 +23,23 @@ fn devices() -> Vec<CpuBackend> {
 
 zbelastic_kernels::conformance!(cpu, devices);
 zbelastic_kernels::conformance!(cpu_bf16, || devices_of(Precision::Bf16));
+
+/// What is no product of a linear layer has the bits of floats.
+#[test]
+fn bfloat16_changes_products_alone() {
+    let first = devices_of(Precision::F32).swap_remove(0);
+    let devices = [first, devices_of(Precision::Bf16).swap_remove(0)];
+    conformance::norms(&devices);
+    conformance::qk_norms(&devices);
+    conformance::gelu(&devices);
+    conformance::swiglu(&devices);
+    conformance::attention(&devices);
+    conformance::attention_masks(&devices);
+    conformance::rotation(&devices);
+    conformance::embedding(&devices);
+    conformance::adamw_meets_the_bits(&devices);
+    conformance::muon_meets_the_bits(&devices);
+}
 
 /// A processor's definition, to the bit: index order within chunks, chunks in order.
 #[test]

@@ -27,8 +27,8 @@ use super::messages::{MESSAGES_PER_WORKER, WorkerMessage, mailbox_limit};
 use super::progress_event::ProgressEvent;
 use super::worker::StageWorker;
 
-/// Runs `job` to its end on this machine's CPU, in floats. `observe` is called with each event, and may end
-/// the run after the step under way by breaking.
+/// Runs `job` to its end on this machine's CPU, in floats. `observe` is called with each event, and
+/// may end the run after the step under way by breaking.
 ///
 /// # Errors
 /// If memory could not be had, or a worker panicked.

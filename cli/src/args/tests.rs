@@ -105,7 +105,7 @@ fn wrong_flags_are_explained() {
     check(&["node", "show"], "<NODE>");
     check(&["ckpt", "show", "newest"], "'newest' for '<STEP>': expected a whole number");
     check(&["train", "--workers", "many"], "'many' for '--workers <N>': expected a whole number");
-    check(&["ckpt", "show", "99999999999999999999"], "no number is that large here");
+    check(&["ckpt", "show", "99999999999999999999"], "no such number is taken here");
     check(&["export", "baseline"], "--to <DIR>");
     check(&["export", "a", "--to", "b", "--dtype", "int8"], "[possible values: f32, bf16, f16]");
     check(&["export", "a", "--to", "b", "--shard", "0"], "expected a size such as 5GB");

@@ -12,7 +12,7 @@ pub(super) fn explained(error: clap::Error) -> clap::Error {
     let Some(kind) = source.map(ParseIntError::kind) else { return error };
     let is_too_large = matches!(kind, IntErrorKind::PosOverflow | IntErrorKind::NegOverflow);
     let expected =
-        if is_too_large { "no number is that large here" } else { "expected a whole number" };
+        if is_too_large { "no such number is taken here" } else { "expected a whole number" };
     let context = |kind| error.get(kind).map(ToString::to_string).unwrap_or_default();
     let value = context(ContextKind::InvalidValue);
     let argument = context(ContextKind::InvalidArg);

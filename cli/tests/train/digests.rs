@@ -99,7 +99,13 @@ fn nor_do_they_with_grouped_queries_and_rotary_positions() {
 fn seed_text_and_settings_show_in_the_digest() {
     let folder = TextFolder::new();
     folder.write("other.txt", "a line of another text\n".repeat(200));
-    let changes = ["", "--seed 2", "--text other.txt", "--set optimizer.betas=[0.9,0.99]"];
+    let changes = [
+        "",
+        "--seed 2",
+        "--text other.txt",
+        "--set optimizer.betas=[0.9,0.99]",
+        "--set train.precision=bf16",
+    ];
     let mut digests: Vec<String> =
         changes.iter().map(|change| folder.run(change).digest().to_owned()).collect();
     digests.sort();
@@ -111,5 +117,10 @@ fn seed_text_and_settings_show_in_the_digest() {
 fn nor_do_they_with_bfloat16_factors() {
     let ways =
         [variant(1, "gpipe", "0", 2), variant(3, "zb-v", "1", 1), variant(2, "1f1b", "1", 1)];
-    check(&ways, "--set train.precision=bf16");
+    let precision = "--set train.precision=bf16";
+    check(&ways, precision);
+    let folder = TextFolder::new();
+    let threads = folder.run(precision);
+    let processes = folder.finish(&mut folder.small_in_processes(precision));
+    assert_eq!(processes.digest(), threads.digest());
 }

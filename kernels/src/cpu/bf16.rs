@@ -8,6 +8,7 @@
 //! added first. Each multiply-add is fused and rounds to the nearest float, and a result that is
 //! subnormal is zero. Where a chain has an odd number of factors, its last word has a zero.
 
+use super::lanes::LANES;
 use crate::precision::{bf16_bits, float_of_bf16};
 
 /// The word of two factors.
@@ -16,15 +17,37 @@ pub(super) fn pair(first: f32, second: f32) -> f32 {
     f32::from_bits(half(first) | half(second) << 16)
 }
 
+/// The factors of a word.
+#[inline(always)]
+fn halves(word: f32) -> [f32; 2] {
+    let bits = word.to_bits();
+    [bits as u16, (bits >> 16) as u16].map(float_of_bf16)
+}
+
 /// The sum and the products of two words' factors.
 pub(super) fn multiply_add_pair(left: f32, right: f32, sum: f32) -> f32 {
-    let halves = |word: f32| {
-        let bits = word.to_bits();
-        [bits as u16, (bits >> 16) as u16].map(float_of_bf16)
-    };
     let [first, second] = halves(left);
     let [right_first, right_second] = halves(right);
     multiply_add(first, right_first, multiply_add(second, right_second, sum))
+}
+
+/// The same of one word and many, in place of the sums. Loops without branches, which a compiler makes
+/// vectors of; where a result may be one that is zero here, all are computed again one by one.
+#[inline(always)]
+pub(super) fn multiply_add_pairs(left: f32, right: &[f32; LANES], sums: &mut [f32; LANES]) {
+    let left = halves(left);
+    for of_pair in [1, 0] {
+        let factor = left[of_pair];
+        let rights = right.map(|word| halves(word)[of_pair]);
+        let next: [f32; LANES] =
+            std::array::from_fn(|lane| factor.mul_add(rights[lane], sums[lane]));
+        let is_edge = |x: f32| x.abs() <= f32::MIN_POSITIVE && x != 0.0;
+        *sums = if next.iter().fold(false, |found, x| found | is_edge(*x)) {
+            std::array::from_fn(|lane| multiply_add(factor, rights[lane], sums[lane]))
+        } else {
+            next
+        };
+    }
 }
 
 /// A float, or the zero of its sign where it is subnormal.
@@ -46,6 +69,67 @@ fn multiply_add(left: f32, right: f32, sum: f32) -> f32 {
         }
     }
     without_subnormal(result)
+}
+
+/// The instruction whose definition this is.
+#[cfg(target_arch = "x86_64")]
+pub(super) mod instruction {
+    use std::arch::x86_64::{
+        __m512bh, _mm512_dpbf16_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_storeu_ps,
+    };
+    use std::sync::OnceLock;
+
+    use super::super::lanes::LANES;
+    use super::multiply_add_pair;
+    use crate::fingerprint::{GOLDEN, mix};
+
+    /// Vectors of words that are compared.
+    const VECTORS: u64 = 256;
+
+    /// Whether the processor has the instruction, and it computes what is defined here.
+    pub(in super::super) fn is_as_defined() -> bool {
+        static FOUND: OnceLock<bool> = OnceLock::new();
+        let has_instruction =
+            is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16");
+        // SAFETY: the processor has the instruction.
+        *FOUND.get_or_init(|| has_instruction && (0..VECTORS).all(|at| unsafe { agrees(at) }))
+    }
+
+    /// Whether one vector of words has the results that are defined.
+    #[target_feature(enable = "avx512f,avx512bf16")]
+    fn agrees(at: u64) -> bool {
+        let draw = |operand: u64| -> [f32; LANES] {
+            std::array::from_fn(|lane| edge(mix((at * 64 + operand * 16 + lane as u64) * GOLDEN)))
+        };
+        let [left, right, sums] = [0, 1, 2].map(draw);
+        let mut found = [0.0; LANES];
+        // SAFETY: each array holds sixteen words, and a vector of halves has the bits of one of words.
+        unsafe {
+            let halves = |words: &[f32; LANES]| -> __m512bh {
+                std::mem::transmute(_mm512_loadu_si512(words.as_ptr().cast()))
+            };
+            let sums = _mm512_loadu_ps(sums.as_ptr());
+            let found_lanes = _mm512_dpbf16_ps(sums, halves(&left), halves(&right));
+            _mm512_storeu_ps(found.as_mut_ptr(), found_lanes);
+        }
+        (0..LANES).all(|lane| {
+            let expected = multiply_add_pair(left[lane], right[lane], sums[lane]);
+            found[lane].to_bits() == expected.to_bits()
+        })
+    }
+
+    /// A word of two normal halves, whose products with others are near the least normal float or
+    /// near one; read as a float it is such a float.
+    fn edge(bits: u64) -> f32 {
+        let exponent = match bits >> 62 {
+            0 => 0x3f80,
+            1 => 0x2000,
+            2 => 0x1f80,
+            _ => 0x0080,
+        };
+        let half = |bits: u64| (bits as u32 & 0x80ff) + exponent;
+        f32::from_bits(half(bits) | half(bits >> 16) << 16)
+    }
 }
 
 #[cfg(test)]

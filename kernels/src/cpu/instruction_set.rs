@@ -104,13 +104,13 @@ impl InstructionSet {
         })
     }
 
-    /// Whether the processor multiplies bfloat16 numbers with instructions of this set: AVX512-BF16.
-    /// Without them products of such factors have the same bits and take longer.
+    /// Whether the processor multiplies bfloat16 numbers with instructions of this set: AVX512-BF16,
+    /// whose results were compared with the definition when this was first called. Without them products of such factors have the same bits and take longer.
     #[must_use]
     pub fn has_bf16(self) -> bool {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => is_x86_feature_detected!("avx512bf16"),
+            Self::Avx512 => super::bf16::instruction::is_as_defined(),
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => false,
             Self::Portable => false,

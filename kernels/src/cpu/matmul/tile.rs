@@ -26,7 +26,7 @@ use crate::panels::{PANEL, padded};
 use crate::precision::Precision;
 use prefetch::Prefetcher;
 
-/// Rows of the left factor that are packed together: a vector for each factor.
+/// Rows of the left factor that are packed together: a vector for each word of factors.
 pub(crate) const STRIP: usize = LANES;
 /// Rows of the tallest tile.
 const ROWS_MAX: usize = STRIP / 2;

@@ -11,8 +11,8 @@
 //! Factors of bfloat16 take the same tile, with an instruction that multiplies the two of a word
 //! ([`Avx512Bf16`]).
 //!
-//! Four words of factors are unrolled. Between stretches of the depth, lines of the product and of the next
-//! strip are fetched.
+//! Four words of factors are unrolled. Between stretches of the depth, lines of the product and of
+//! the next strip are fetched.
 
 use std::arch::asm;
 use std::arch::x86_64::{

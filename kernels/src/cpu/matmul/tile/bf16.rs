@@ -1,8 +1,8 @@
 //! The tiles of bfloat16 factors: which there are, and the one in plain Rust.
 
-use super::super::super::bf16::multiply_add_pair;
+use super::super::super::bf16::multiply_add_pairs;
 use super::super::super::instruction_set::InstructionSet;
-use super::super::super::lanes::LANES;
+use super::super::super::lanes::{LANES, Lanes, Portable};
 use super::{Panels, PrefetchRange, ProductStrip, STRIP, Tile, TileKernel, by_panels_lanes};
 
 /// A strip by panels with the tile that a processor has.
@@ -74,17 +74,17 @@ impl TileKernel for PortableBf16 {
         assert!(height == ROWS && panels == 1);
         let Tile { depth, left, panel, to, stride, add, .. } = tile;
         for row in 0..ROWS {
-            for column in 0..LANES {
-                // SAFETY: as the caller promises.
-                unsafe {
-                    let mut sum = 0.0;
-                    for word in 0..depth {
-                        let left = *left.add(word * STRIP + row);
-                        sum = multiply_add_pair(left, *panel.add(word * LANES + column), sum);
-                    }
-                    let to = to.add(row * stride + column);
-                    *to = if add { *to + sum } else { sum };
+            // SAFETY: as the caller promises.
+            unsafe {
+                let mut sums = [0.0; LANES];
+                for word in 0..depth {
+                    let right = panel.add(word * LANES).cast::<[f32; LANES]>().read_unaligned();
+                    multiply_add_pairs(*left.add(word * STRIP + row), &right, &mut sums);
                 }
+                let sums = Portable::from_slice(&sums);
+                let to = to.add(row * stride);
+                let total = if add { Portable::load(to).add(sums) } else { sums };
+                total.store(to);
             }
         }
     }
