@@ -89,10 +89,12 @@ pub(super) mod instruction {
     /// Whether the processor has the instruction, and it computes what is defined here.
     pub(in super::super) fn is_as_defined() -> bool {
         static FOUND: OnceLock<bool> = OnceLock::new();
-        let has_instruction =
-            is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16");
-        // SAFETY: the processor has the instruction.
-        *FOUND.get_or_init(|| has_instruction && (0..VECTORS).all(|at| unsafe { agrees(at) }))
+        *FOUND.get_or_init(|| {
+            is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bf16")
+                // SAFETY: the processor has the instruction.
+                && (0..VECTORS).all(|at| unsafe { agrees(at) })
+        })
     }
 
     /// Whether one vector of words has the results that are defined.

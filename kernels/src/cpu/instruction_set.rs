@@ -117,6 +117,17 @@ impl InstructionSet {
         }
     }
 
+    /// The set that products of bfloat16 numbers take: AVX2 for AVX-512 without AVX512-BF16.
+    pub(super) fn of_bf16(self) -> Self {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 if !self.has_bf16() => Self::Avx2,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 | Self::Avx2 => self,
+            Self::Portable => self,
+        }
+    }
+
     /// Its name, as [`CPU_VARIABLE`] has it.
     #[must_use]
     pub const fn name(self) -> &'static str {

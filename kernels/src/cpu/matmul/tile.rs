@@ -24,6 +24,7 @@ use super::super::lanes::{LANES, dispatch};
 use super::BLOCK_DEPTH;
 use crate::panels::{PANEL, padded};
 use crate::precision::Precision;
+use bf16::Bf16Tile;
 use prefetch::Prefetcher;
 
 /// Rows of the left factor that are packed together: a vector for each word of factors.
@@ -122,7 +123,9 @@ pub(crate) fn multiply_strip(
     assert!(product.floats.len() >= (product.rows - 1) * product.stride + product.columns);
     match panels.precision {
         Precision::F32 => by_panels(set, depth, strip, panels, prefetch_range, product),
-        Precision::Bf16 => bf16::by_panels(set, depth, strip, panels, prefetch_range, product),
+        Precision::Bf16 => {
+            by_bf16_panels(set.of_bf16(), depth, strip, panels, prefetch_range, product);
+        }
     }
 }
 
@@ -130,6 +133,22 @@ dispatch!(fn by_panels(
     depth: usize, strip: &[f32], panels: Panels<'_>, prefetch_range: PrefetchRange,
     product: ProductStrip<'_>,
 ) = by_panels_lanes);
+
+dispatch!(fn by_bf16_panels(
+    depth: usize, strip: &[f32], panels: Panels<'_>, prefetch_range: PrefetchRange,
+    product: ProductStrip<'_>,
+) = by_bf16_panels_lanes);
+
+#[inline(always)]
+fn by_bf16_panels_lanes<L: Bf16Tile>(
+    depth: usize,
+    strip: &[f32],
+    panels: Panels<'_>,
+    prefetch_range: PrefetchRange,
+    product: ProductStrip<'_>,
+) {
+    by_panels_lanes::<L::Kernel>(depth, strip, panels, prefetch_range, product);
+}
 
 #[inline(always)]
 fn by_panels_lanes<K: TileKernel>(
