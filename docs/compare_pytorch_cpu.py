@@ -48,11 +48,10 @@ AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "ONEDN
 WARMUP_STEPS = 2
 
 
-def step_of(name, is_compiled):
-    """A function that runs one training step."""
+def model_and_text(name):
+    """The model of a config, and the tokens and targets of a batch."""
     # Here, because the process that measures needs no PyTorch.
     import torch
-    import torch.nn as nn
     from compare_pytorch import Model, Shape
 
     config = CONFIGS[name]
@@ -60,15 +59,28 @@ def step_of(name, is_compiled):
     shape = Shape(name, "gpt2", config.layers, width, heads, heads, 4 * width, config.vocabulary)
     torch.manual_seed(1)
     model = Model(shape, config.length)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, betas=(0.9, 0.95), fused=True)
-    run = torch.compile(model) if is_compiled else model
     text = torch.randint(0, config.vocabulary, (config.sequences, config.length + 1))
-    tokens, targets = text[:, :-1].contiguous(), text[:, 1:].contiguous()
+    return model, text[:, :-1].contiguous(), text[:, 1:].contiguous()
+
+
+def adamw(parameters):
+    import torch
+
+    return torch.optim.AdamW(parameters, lr=6e-4, betas=(0.9, 0.95), fused=True)
+
+
+def step_of(name, is_compiled):
+    """A function that runs one training step."""
+    import torch
+
+    model, tokens, targets = model_and_text(name)
+    optimizer = adamw(model.parameters())
+    run = torch.compile(model) if is_compiled else model
 
     def step():
         loss = run(tokens, targets)
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         if not math.isfinite(loss.item()):
@@ -117,23 +129,30 @@ class Other:
         self.process.wait()
 
 
-def ours(program, name, threads, steps, environment):
-    command = [program, "bench", "step", "--config", name, "--threads", str(threads), "--steps", str(steps), "--json"]
+def held_to(isa, threads):
+    """The environment in which both programs have these instructions, and PyTorch so many threads."""
+    environment = dict(os.environ, OMP_NUM_THREADS=str(threads), ZBELASTIC_CPU="" if isa == "best" else isa)
+    if isa == "avx2":
+        environment.update(AVX2)
+    return environment
+
+
+def ours(program, name, steps, environment, *words):
+    """What `zbelastic bench step` measured: `--threads` or `--schedule` are the words."""
+    command = [program, "bench", "step", "--config", name, "--steps", str(steps), "--json", *words]
     return json.loads(subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout)
 
 
 def compare(args, name, threads, isa):
     """A row of the table."""
-    environment = dict(os.environ, OMP_NUM_THREADS=str(threads), ZBELASTIC_CPU=isa or "")
-    if isa == "avx2":
-        environment.update(AVX2)
+    environment = held_to(isa, threads)
     modes = args.modes.split(",")
     others = {mode: Other(name, threads, mode, environment) for mode in modes}
     best = None
     for _ in range(args.rounds):
         for other in others.values():
             other.turn(args.steps)
-        found = ours(args.program, name, threads, args.steps, environment)
+        found = ours(args.program, name, args.steps, environment, "--threads", str(threads))
         if best is None or found["step_ms"] < best["step_ms"]:
             best = found
     tokens = CONFIGS[name].sequences * CONFIGS[name].length
@@ -149,16 +168,28 @@ def compare(args, name, threads, isa):
     return row
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(about, config, isa, steps):
+    """The arguments that each comparison has, with its own defaults."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program", nargs="?", help="the program zbelastic, built with --release")
-    parser.add_argument("--config", default="A,B,C")
-    parser.add_argument("--threads", default="1,2")
-    parser.add_argument("--isa", default="avx2,best", help="avx2 holds both to AVX2; best is whatever each chooses")
-    parser.add_argument("--modes", default="eager,compiled")
+    parser.add_argument("--config", default=config)
+    parser.add_argument("--isa", default=isa, help="avx2 holds both to AVX2; best is whatever each chooses")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=3, help="steps of a turn")
+    parser.add_argument("--steps", type=int, default=steps, help="steps of a turn")
     parser.add_argument("--out", metavar="FILE", help="where to write the rows as JSON")
+    return parser
+
+
+def write_rows(rows, path):
+    if path:
+        with open(path, "w") as file:
+            json.dump(rows, file, indent=2)
+
+
+def main():
+    parser = arguments(__doc__, "A,B,C", "avx2,best", 3)
+    parser.add_argument("--threads", default="1,2")
+    parser.add_argument("--modes", default="eager,compiled")
     parser.add_argument("--serve", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
@@ -170,10 +201,8 @@ def main():
     for isa in args.isa.split(","):
         for name in args.config.split(","):
             for threads in args.threads.split(","):
-                rows.append(compare(args, name, int(threads), None if isa == "best" else isa))
-    if args.out:
-        with open(args.out, "w") as file:
-            json.dump(rows, file, indent=2)
+                rows.append(compare(args, name, int(threads), isa))
+    write_rows(rows, args.out)
 
 
 if __name__ == "__main__":

@@ -5,19 +5,19 @@
     python3 docs/compare_pytorch_pipelines.py target/release/zbelastic
     python3 docs/compare_pytorch_pipelines.py target/release/zbelastic --config A --isa avx2 --out pipelines.json
 
-Two workers with one thread each, on both sides. The models are those of `zbelastic bench train`, as compare_pytorch.py
-beside this file writes them, and so is the batch with its microbatches. A step is the pipeline, the global norm over all stages,
-clipping at 1 and AdamW. PyTorch runs eagerly: 1F1B with a stage for each worker, interleaved 1F1B, interleaved zero bubble and ZBV
-with two, between processes over gloo. Each schedule has several cuts of the model, of which the fastest counts.
+Two workers with one thread each, on both sides. The models are those of `zbelastic bench train`, as
+compare_pytorch.py beside this file writes them, and so is the batch with its microbatches. A step is the
+pipeline, the global norm over all stages, clipping at 1 and AdamW. PyTorch runs eagerly: 1F1B with a stage
+for each worker, interleaved 1F1B, interleaved zero bubble and ZBV with two, between processes over gloo.
+Each schedule has several cuts of the model, of which the fastest counts.
 
-A round measures each schedule of both once; of each the fastest round counts, as the mean of its steps, of PyTorch's also the
-turns that chose the cut. Behind PyTorch's rows
-stands one process of it with the whole batch and one thread, behind ours the bound: twice what one thread of ours reaches, less the
-planned bubble. Needs torch 2.6 or newer.
+A round measures each schedule of both once; of each the fastest round counts, as the mean of its steps, of
+PyTorch's also the turns that chose the cut. Behind PyTorch's rows stands one process of it with the whole
+batch and one thread, behind ours the bound: twice what one thread of ours reaches, less the planned bubble.
+Needs torch 2.6 or newer.
 """
 
 import argparse
-import json
 import math
 import os
 import socket
@@ -25,7 +25,7 @@ import subprocess
 import sys
 import time
 
-from compare_pytorch_cpu import AVX2, CONFIGS, Other, ours
+from compare_pytorch_cpu import CONFIGS, Other, adamw, arguments, held_to, model_and_text, ours, write_rows
 
 # Microbatches of a step, as `zbelastic bench train` has them.
 MICROBATCHES = {"A": 4, "B": 4, "C": 2}
@@ -78,17 +78,12 @@ def worker(name, schedule_name, cut, rank, port):
     import torch
     import torch.distributed as dist
     import torch.nn.functional as F
-    from compare_pytorch import Model, Shape
     from torch.distributed import pipelining
     from torch.distributed.pipelining import PipelineStage
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORKERS)
-    config = CONFIGS[name]
-    width, heads = config.width, config.heads
-    torch.manual_seed(1)
-    shape = Shape(name, "gpt2", config.layers, width, heads, heads, 4 * width, config.vocabulary)
-    model = Model(shape, config.length)
+    model, tokens, targets = model_and_text(name)
     stages = len(cut)
     # A V: the second worker has the two stages in the middle.
     mine = [rank, stages - 1 - rank] if schedule_name == "ScheduleZBVZeroBubble" else list(range(rank, stages, WORKERS))
@@ -101,9 +96,7 @@ def worker(name, schedule_name, cut, rank, port):
     kind = getattr(pipelining, schedule_name, None) or getattr(pipelining.schedules, schedule_name)
     schedule = kind(built[0] if CHUNKS[schedule_name] == 1 else built, MICROBATCHES[name], loss_fn=loss_of)
     parameters = [parameter for module in modules.values() for parameter in module.parameters()]
-    optimizer = torch.optim.AdamW(parameters, lr=6e-4, betas=(0.9, 0.95), fused=True)
-    text = torch.randint(0, config.vocabulary, (config.sequences, config.length + 1))
-    tokens, targets = text[:, :-1].contiguous(), text[:, 1:].contiguous()
+    optimizer = adamw(parameters)
     has_first, has_last = 0 in modules, stages - 1 in modules
 
     def step():
@@ -162,11 +155,6 @@ class Pipeline:
             worker.wait()
 
 
-def our_pipeline(program, name, schedule, steps, environment):
-    command = [program, "bench", "step", "--config", name, "--schedule", schedule, "--steps", str(steps), "--json"]
-    return json.loads(subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout)
-
-
 def fastest_cut(name, schedule, environment):
     """The cut with which a schedule of PyTorch's is fastest, by two turns of each."""
     best = None
@@ -174,19 +162,17 @@ def fastest_cut(name, schedule, environment):
         pipeline = Pipeline(name, schedule, cut, environment)
         for _ in range(2):
             pipeline.turn(1)
-        loser = pipeline
-        if best is None or pipeline.best < best.best:
-            best, loser = pipeline, best
-        if loser is not None:
-            loser.end()
+        if best is None:
+            best = pipeline
+            continue
+        best, slower = sorted([best, pipeline], key=lambda one: one.best)
+        slower.end()
     return best
 
 
 def compare(args, name, isa):
     """The rows of a model."""
-    environment = dict(os.environ, OMP_NUM_THREADS="1", ZBELASTIC_CPU=isa or "")
-    if isa == "avx2":
-        environment.update(AVX2)
+    environment = held_to(isa, 1)
     theirs = [fastest_cut(name, schedule, environment) for schedule in CHUNKS]
     alone = Other(name, 1, "eager", environment)
     best, serial = {}, math.inf
@@ -194,13 +180,13 @@ def compare(args, name, isa):
         alone.turn(args.steps)
         for other in theirs:
             other.turn(args.steps)
-        serial = min(serial, ours(args.program, name, 1, args.steps, environment)["step_ms"])
+        serial = min(serial, ours(args.program, name, args.steps, environment, "--threads", "1")["step_ms"])
         for schedule in OURS:
-            found = our_pipeline(args.program, name, schedule, args.steps, environment)
+            found = ours(args.program, name, args.steps, environment, "--schedule", schedule)
             if schedule not in best or found["step_ms"] < best[schedule]["step_ms"]:
                 best[schedule] = found
     tokens = CONFIGS[name].sequences * CONFIGS[name].length
-    rows = {"config": name, "isa": isa or "best", "torch": alone.about, "torch_alone": tokens / alone.best,
+    rows = {"config": name, "isa": isa, "torch": alone.about, "torch_alone": tokens / alone.best,
             "alone": tokens / serial * 1e3, "torch_schedules": {}, "schedules": {}}
     print(f"{name} {best[OURS[0]]['instructions']}, two workers with one thread each, tokens a second ({alone.about})")
     for other in theirs:
@@ -221,13 +207,7 @@ def compare(args, name, isa):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("program", nargs="?", help="the program zbelastic, built with --release")
-    parser.add_argument("--config", default="B")
-    parser.add_argument("--isa", default="best,avx2", help="avx2 holds both to AVX2; best is whatever each chooses")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=6, help="steps of a turn")
-    parser.add_argument("--out", metavar="FILE", help="where to write the rows as JSON")
+    parser = arguments(__doc__, "B", "best,avx2", 6)
     parser.add_argument("--worker", nargs=5, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
@@ -235,10 +215,8 @@ def main():
         return worker(name, schedule, [int(blocks) for blocks in cut.split(",")], int(rank), port)
     if not args.program:
         parser.error("the path of the program is missing: target/release/zbelastic")
-    rows = [compare(args, name, None if isa == "best" else isa) for isa in args.isa.split(",") for name in args.config.split(",")]
-    if args.out:
-        with open(args.out, "w") as file:
-            json.dump(rows, file, indent=2)
+    rows = [compare(args, name, isa) for isa in args.isa.split(",") for name in args.config.split(",")]
+    write_rows(rows, args.out)
 
 
 if __name__ == "__main__":

@@ -184,7 +184,7 @@ keys! {
     Freeze: "train.freeze", Texts, Literal("[]");
     /// What it computes on: processors or NVIDIA devices. Their bits differ.
     Device: "train.device", Word(words::<DeviceChoice>), Literal("\"cpu\"");
-    /// The type of factors of products, and on devices of activations; sums and weights are f32 in any case.
+    /// The type of products' factors, and on NVIDIA devices of activations; sums and weights are f32 in any case.
     Precision: "train.precision", Word(words::<PrecisionChoice>), Literal("\"f32\"");
 
     /// Folder of adapters in PEFT's format that training goes on with; its configuration takes the place of the keys below.

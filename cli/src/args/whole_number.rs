@@ -10,9 +10,9 @@ use clap::error::{ContextKind, ErrorKind};
 pub(super) fn explained(error: clap::Error) -> clap::Error {
     let source = error.source().and_then(|source| source.downcast_ref::<ParseIntError>());
     let Some(kind) = source.map(ParseIntError::kind) else { return error };
-    let is_too_large = matches!(kind, IntErrorKind::PosOverflow | IntErrorKind::NegOverflow);
+    let is_out_of_range = matches!(kind, IntErrorKind::PosOverflow | IntErrorKind::NegOverflow);
     let expected =
-        if is_too_large { "no such number is taken here" } else { "expected a whole number" };
+        if is_out_of_range { "no such number is taken here" } else { "expected a whole number" };
     let context = |kind| error.get(kind).map(ToString::to_string).unwrap_or_default();
     let value = context(ContextKind::InvalidValue);
     let argument = context(ContextKind::InvalidArg);
