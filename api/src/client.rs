@@ -262,12 +262,13 @@ impl<'a> ApiClient<'a> {
         answer_to!(self, request, ApiAnswer::Checkpoint(detail) => detail)
     }
 
-    /// The operations of stages in the last steps, as the text of a trace file, if there is one.
-    pub fn trace(&mut self) -> Result<Option<String>, ApiError> {
+    /// The operations of stages in the last steps, as the text of a trace file, if there is one. Steps
+    /// before number `from` are left out if that is one of them; 0 for none.
+    pub fn trace(&mut self, from: u64) -> Result<Option<String>, ApiError> {
         let mut text = Vec::new();
         let mut total = None;
         loop {
-            let piece = self.trace_piece(text.len() as u64)?;
+            let piece = self.trace_piece(text.len() as u64, from)?;
             // Another reader's request came in between, and the rest is of another text.
             if *total.get_or_insert(piece.total) != piece.total {
                 return Ok(None);
@@ -280,8 +281,8 @@ impl<'a> ApiClient<'a> {
         }
     }
 
-    fn trace_piece(&mut self, offset: u64) -> Result<TracePiece, ApiError> {
-        answer_to!(self, ApiRequest::Trace { offset }, ApiAnswer::Trace(piece) => piece)
+    fn trace_piece(&mut self, offset: u64, from: u64) -> Result<TracePiece, ApiError> {
+        answer_to!(self, ApiRequest::Trace { offset, from }, ApiAnswer::Trace(piece) => piece)
     }
 
     /// Reads every copy of a layer.

@@ -155,6 +155,9 @@ pub enum ApiRequest {
     Trace {
         /// Where the piece begins.
         offset: u64,
+        /// The step, counted from 1, before which steps are left out if it is one of them; 0 for none.
+        #[serde(default)]
+        from: u64,
     },
     /// The cluster's name, format, leader and voters.
     ClusterInfo,

@@ -50,7 +50,7 @@ fn requests() -> Vec<ApiRequest> {
         ApiRequest::CheckpointCollect,
         ApiRequest::CheckpointExport { run: None, step: 100, layer: 2, offset: 0 },
         ApiRequest::CheckpointSubtree { run: None, step: 100, layer: 2, subtree: 3 },
-        ApiRequest::Trace { offset: 7 },
+        ApiRequest::Trace { offset: 7, from: 30 },
         ApiRequest::ClusterInfo,
         ApiRequest::ClusterRotateCa { force: true },
         ApiRequest::ClusterBackup { digest: None, offset: 0 },

@@ -70,8 +70,8 @@ impl ObserverThread {
 pub struct ObservationSink {
     /// Sends one; false if nobody receives them any more.
     pub send: Box<dyn Fn(Observation) -> bool + Send>,
-    /// Whether somebody looks at lanes.
-    pub has_viewers: Box<dyn Fn() -> bool + Send>,
+    /// The newest step whose lanes are there already, or 0, if somebody looks at them.
+    pub lanes_wanted: Box<dyn Fn() -> Option<u64> + Send>,
 }
 
 impl From<PageObserver> for ObservationSink {
@@ -79,7 +79,7 @@ impl From<PageObserver> for ObservationSink {
         let viewers = observer.clone();
         Self {
             send: Box::new(move |observation| observer.send(observation)),
-            has_viewers: Box::new(move || viewers.has_viewers()),
+            lanes_wanted: Box::new(move || viewers.lanes_wanted()),
         }
     }
 }
@@ -201,7 +201,7 @@ pub fn observe(
                 return Ok(());
             }
         }
-        thread::sleep(if (sink.has_viewers)() { OBSERVE_PAUSE } else { IDLE_PAUSE });
+        thread::sleep(if (sink.lanes_wanted)().is_some() { OBSERVE_PAUSE } else { IDLE_PAUSE });
     }
 }
 
@@ -249,10 +249,10 @@ fn request_due(
         observed.push(Observation::Status(Box::new(client.status()?)));
         schedule.status_at = Instant::now() + STATUS_PAUSE;
     }
-    if (sink.has_viewers)() && Instant::now() >= schedule.trace_at {
-        let requested_at = Instant::now();
-        observed.extend(client.trace()?.map(Observation::Trace));
-        let pause = requested_at.elapsed() * TRACE_PAUSE_FACTOR;
+    let now = Instant::now();
+    if let Some(newest) = (sink.lanes_wanted)().filter(|_| now >= schedule.trace_at) {
+        observed.extend(client.trace(newest)?.map(Observation::Trace));
+        let pause = now.elapsed() * TRACE_PAUSE_FACTOR;
         schedule.trace_at = Instant::now() + pause.clamp(TRACE_PAUSE_MIN, TRACE_PAUSE_MAX);
     }
     Ok(())
@@ -263,7 +263,24 @@ mod tests {
     use super::*;
     use zbelastic_api::client::ClientError;
     use zbelastic_api::sample::scripted;
-    use zbelastic_api::{ApiAnswer, ClusterEvent, EventKind, EventPage};
+    use zbelastic_api::{ApiAnswer, ApiRequest, ClusterEvent, EventKind, EventPage, TracePiece};
+
+    #[test]
+    fn lanes_are_requested_from_those_on_that_pages_have() {
+        let page = EventPage { log: 1, first_sequence: 0, next_sequence: 0, events: Vec::new() };
+        let bytes = b"text".to_vec();
+        let trace = TracePiece { total: 4, offset: 0, bytes };
+        let answers = vec![Ok(ApiAnswer::Events(page)), Ok(ApiAnswer::Trace(trace))];
+        let (mut client, requests) = scripted(answers);
+        let sink = ObservationSink { send: Box::new(|_| true), lanes_wanted: Box::new(|| Some(7)) };
+        let now = Instant::now();
+        let mut schedule = ObserverSchedule { status_at: now + STATUS_PAUSE, trace_at: now };
+        let mut poller = EventPoller::starting_at(0);
+        let observed = observe_once(&mut client, &mut poller, &mut schedule, &sink);
+        assert!(matches!(&observed[..], [Observation::Trace(_)]), "{observed:?}");
+        assert_eq!(requests.borrow().last(), Some(&ApiRequest::Trace { offset: 0, from: 7 }));
+        assert!(schedule.trace_at > now);
+    }
 
     #[test]
     fn events_before_a_status_that_is_not_answered_are_observed() {
@@ -272,7 +289,7 @@ mod tests {
             EventPage { log: 1, first_sequence: 0, next_sequence: 1, events: vec![event.clone()] };
         let gone = ClientError::Broken { reason: "gone".to_owned() };
         let (mut client, _) = scripted(vec![Ok(ApiAnswer::Events(page)), Err(gone)]);
-        let sink = ObservationSink { send: Box::new(|_| true), has_viewers: Box::new(|| false) };
+        let sink = ObservationSink { send: Box::new(|_| true), lanes_wanted: Box::new(|| None) };
         let mut schedule = ObserverSchedule::begin(Instant::now());
         let mut poller = EventPoller::starting_at(0);
         let observed = observe_once(&mut client, &mut poller, &mut schedule, &sink);

@@ -220,7 +220,7 @@ impl<'a> Coordinator<'a> {
             held_out: self.held_out.filter(|last| last.steps_done == self.steps_done),
             elapsed: self.sealed - self.began,
             steps_before: 0,
-            trace: Some(trace(&self.timing, self.mailboxes.len() as u32)),
+            trace: Some(trace(&self.timing, self.mailboxes.len() as u32, None)),
             order: None,
             notes: Vec::new(),
         }

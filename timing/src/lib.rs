@@ -346,6 +346,15 @@ impl RunTiming {
         self.slices[stage.index()].iter()
     }
 
+    /// When the first stored pass of a step began, on any stage.
+    pub(crate) fn start_us(&self, step: Step) -> Option<f64> {
+        let of_step =
+            |slice: &&MeasuredSlice| slice.pass().is_some_and(|(turn, ..)| turn.step == step);
+        let starts =
+            self.slices.iter().filter_map(|slices| Some(slices.iter().find(of_step)?.start_us));
+        starts.reduce(f64::min)
+    }
+
     /// When the oldest stored slice begins.
     pub fn oldest_us(&self) -> f64 {
         self.starts_us.front().copied().unwrap_or(0.0)

@@ -246,6 +246,31 @@ mod explained {
     }
 
     #[test]
+    fn a_trace_from_a_step_on_has_none_before_it() {
+        let mut timing = timing(ScheduleKind::ZbH1, Window::One);
+        let program = timing.setup.plan.program.clone();
+        for number in 20..26 {
+            let turn = turn(number, 0);
+            for (stage, slices) in (0..).map(StageIndex).zip(slices_of(&program, turn, AS_PROFILED))
+            {
+                timing.record(stage, slices);
+            }
+            timing.end_step(turn);
+        }
+        // Measured steps, and those of the plan behind them.
+        let steps_from = |from: Option<u64>| -> Vec<u64> {
+            let text = crate::trace::trace(&timing, 2, from.map(Step));
+            (1..30).filter(|step| text.contains(&format!("step {step}\""))).collect()
+        };
+        let all = [1, 2, 3, 4, 5, 6, 7, 8, 21, 22, 23, 24, 25, 26];
+        assert_eq!(steps_from(None), all);
+        assert_eq!(steps_from(Some(23)), [1, 2, 3, 24, 25, 26]);
+        let measured_of_unknown: Vec<u64> =
+            steps_from(Some(99)).into_iter().filter(|step| *step > 20).collect();
+        assert_eq!(measured_of_unknown, [21, 22, 23, 24, 25, 26]);
+    }
+
+    #[test]
     fn held_out_text_is_not_between_steps() {
         let mut timing = timing(ScheduleKind::ZbH1, Window::One);
         let program = timing.setup.plan.program.clone();

@@ -5,13 +5,15 @@ use zbelastic_schedule::render::chrome_trace::{
     ChromeTraceTrack, TraceSlice, category, timeline_tracks, write_trace,
 };
 use zbelastic_trainer::stage::EngineActivity;
-use zbelastic_types::StageIndex;
+use zbelastic_types::{StageIndex, Step};
 
-use super::{MeasuredSlice, RunTiming, SliceActivity, TRACE_STEPS};
+use super::{MeasuredSlice, PLANNED_STEPS, RunTiming, SliceActivity, TRACE_STEPS};
 
-/// The text of the trace file.
-pub fn trace(timing: &RunTiming, stage_count: u32) -> String {
-    let from_us = timing.oldest_us();
+/// The text of the trace file: of all steps that are kept, or of those from `from` on where it is one
+/// of them, with no more of the plan than its steady state.
+pub fn trace(timing: &RunTiming, stage_count: u32, from: Option<Step>) -> String {
+    let from_us = from.and_then(|step| timing.start_us(step)).unwrap_or_else(|| timing.oldest_us());
+    let planned_steps = if from.is_some() { PLANNED_STEPS } else { TRACE_STEPS as u32 };
     let measured = (0..stage_count).map(StageIndex).map(|stage| ChromeTraceTrack {
         process: "measured".to_owned(),
         thread: format!("worker {stage}"),
@@ -21,7 +23,7 @@ pub fn trace(timing: &RunTiming, stage_count: u32) -> String {
             .filter_map(|slice| trace_slice(slice, from_us))
             .collect(),
     });
-    let planned = timeline_tracks(&timing.planned_timeline(TRACE_STEPS as u32), 1.0);
+    let planned = timeline_tracks(&timing.planned_timeline(planned_steps), 1.0);
     let planned = planned.into_iter().zip(0..).map(|(track, stage)| ChromeTraceTrack {
         process: format!("planned: {}", track.process),
         thread: format!("worker {stage}"),

@@ -31,8 +31,17 @@ pub enum HubRequest {
 pub struct HubSender {
     pub observed: mpsc::Sender<Observation>,
     pub requests: mpsc::Sender<HubRequest>,
+    /// What pages need.
+    pub demand: watch::Receiver<PageDemand>,
+}
+
+/// What pages need of those who observe the cluster.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PageDemand {
     /// How many pages are open.
-    pub viewers: watch::Receiver<usize>,
+    pub viewers: usize,
+    /// The newest step whose lanes are kept, or 0.
+    pub newest_lanes: u64,
 }
 
 /// Receivers of the hub.
@@ -41,22 +50,22 @@ pub struct Hub {
     observed: mpsc::Receiver<Observation>,
     requests: mpsc::Receiver<HubRequest>,
     viewers: Vec<mpsc::Sender<Bytes>>,
-    viewer_count: watch::Sender<usize>,
+    demand: watch::Sender<PageDemand>,
 }
 
 /// A hub of an empty dashboard, and what sends to it.
 pub fn hub(dashboard: Dashboard) -> (Hub, HubSender) {
     let (observed, observed_inbox) = mpsc::channel(HUB_QUEUE_MAX);
     let (requests, request_inbox) = mpsc::channel(HUB_QUEUE_MAX);
-    let (viewer_count, viewers) = watch::channel(0);
+    let (demand, demanded) = watch::channel(PageDemand::default());
     let hub = Hub {
         dashboard,
         observed: observed_inbox,
         requests: request_inbox,
         viewers: Vec::new(),
-        viewer_count,
+        demand,
     };
-    (hub, HubSender { observed, requests, viewers })
+    (hub, HubSender { observed, requests, demand: demanded })
 }
 
 impl Hub {
@@ -74,6 +83,7 @@ impl Hub {
                     Some(observed) => {
                         let messages = self.dashboard.observe(observed);
                         messages.iter().for_each(|message| self.send(&event(message)));
+                        self.publish_demand();
                     }
                     None => return,
                 },
@@ -102,7 +112,7 @@ impl Hub {
         let (viewer, messages) = mpsc::channel(QUEUE_MESSAGES_MAX);
         viewer.try_send(event(&self.dashboard.snapshot())).ok()?;
         self.viewers.push(viewer);
-        self.viewer_count.send_replace(self.viewers.len());
+        self.publish_demand();
         Some(messages)
     }
 
@@ -111,8 +121,13 @@ impl Hub {
         let before = self.viewers.len();
         self.viewers.retain(|viewer| viewer.try_send(message.clone()).is_ok());
         if self.viewers.len() != before {
-            self.viewer_count.send_replace(self.viewers.len());
+            self.publish_demand();
         }
+    }
+
+    fn publish_demand(&self) {
+        let newest_lanes = self.dashboard.newest_lanes();
+        self.demand.send_replace(PageDemand { viewers: self.viewers.len(), newest_lanes });
     }
 }
 
@@ -151,7 +166,7 @@ mod tests {
             let message = quick.recv().await.expect("the page is open");
             assert!(String::from_utf8_lossy(&message).contains(&format!("\"{number}\"")));
         }
-        assert_eq!(*hub.viewers.borrow(), 1, "the slow one is gone");
+        assert_eq!(hub.demand.borrow().viewers, 1, "the slow one is gone");
         drop((slow, quick, hub));
         task.await.expect("it ended");
     }

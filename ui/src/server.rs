@@ -17,7 +17,7 @@ use zbelastic_view::{Dashboard, Observation, RunCosts};
 
 use crate::access::AccessPolicy;
 use crate::deadlines::{ClientDeadlines, DeadlineStream};
-use crate::hub::{HubSender, hub};
+use crate::hub::{HubSender, PageDemand, hub};
 use crate::routes;
 use crate::shared::{SharedServer, keep_sessions};
 
@@ -93,7 +93,7 @@ pub struct UiServer {
     _runtime: Runtime,
     address: SocketAddr,
     observed: mpsc::Sender<Observation>,
-    viewers: watch::Receiver<usize>,
+    demand: watch::Receiver<PageDemand>,
 }
 
 impl UiServer {
@@ -109,9 +109,9 @@ impl UiServer {
         let entered = runtime.enter();
         let service = PageService::start(policy, costs, ClientDeadlines::default());
         drop(entered);
-        let HubSender { observed, viewers, .. } = service.0.hub.clone();
+        let HubSender { observed, demand, .. } = service.0.hub.clone();
         runtime.spawn(accept_all(listener, service));
-        Ok(Self { _runtime: runtime, address, observed, viewers })
+        Ok(Self { _runtime: runtime, address, observed, demand })
     }
 
     /// Where it listens.
@@ -123,7 +123,7 @@ impl UiServer {
     /// Sends observations to the server.
     #[must_use]
     pub fn observer(&self) -> PageObserver {
-        PageObserver { observed: self.observed.clone(), viewers: self.viewers.clone() }
+        PageObserver { observed: self.observed.clone(), demand: self.demand.clone() }
     }
 }
 
@@ -131,7 +131,7 @@ impl UiServer {
 #[derive(Clone, Debug)]
 pub struct PageObserver {
     observed: mpsc::Sender<Observation>,
-    viewers: watch::Receiver<usize>,
+    demand: watch::Receiver<PageDemand>,
 }
 
 impl PageObserver {
@@ -145,10 +145,12 @@ impl PageObserver {
         self.observed.blocking_send(observation).is_ok()
     }
 
-    /// Whether a page is open. Lanes are requested only for pages.
+    /// The newest step whose lanes pages have, or 0, if a page is open: lanes are requested only for
+    /// pages, from that step on.
     #[must_use]
-    pub fn has_viewers(&self) -> bool {
-        *self.viewers.borrow() > 0
+    pub fn lanes_wanted(&self) -> Option<u64> {
+        let demand = *self.demand.borrow();
+        (demand.viewers > 0).then_some(demand.newest_lanes)
     }
 }
 

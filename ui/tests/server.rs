@@ -123,7 +123,7 @@ fn a_stream_begins_with_everything_and_goes_on_with_what_is_new() {
     };
     read_until("\"kind\":\"snapshot\"", &mut stream);
     let observer = server.observer();
-    assert!(observer.has_viewers());
+    assert_eq!(observer.lanes_wanted(), Some(0));
     let reason = "nobody answers".to_owned();
     assert!(observer.send(Observation::Unanswered { reason }));
     read_until("nobody answers", &mut stream);

@@ -115,6 +115,12 @@ impl Dashboard {
         messages
     }
 
+    /// The newest step whose lanes are kept, or 0.
+    #[must_use]
+    pub fn newest_lanes(&self) -> u64 {
+        self.lanes.newest()
+    }
+
     fn observe_status(&mut self, status: Box<StatusReport>) -> String {
         let status = &**self.status.insert(status);
         let head = HeadFigures::of(status, &self.history, &self.costs);

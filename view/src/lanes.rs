@@ -2,7 +2,7 @@
 //!
 //! They are read from the text of a trace file, which a node answers with and which `train` leaves
 //! behind: Chrome's "Trace Event Format". A process `measured` has a thread a stage; a process whose
-//! name begins with `planned` has the same threads of a simulation, with as many steps as the trace.
+//! name begins with `planned` has the same threads of a simulation, of a few steps.
 //! The name of a slice ends with the number of its step. Times of two stages may be those of two
 //! clocks, so lanes are drawn beside each other and never subtracted.
 
@@ -58,7 +58,7 @@ impl LaneLog {
         if self.too_long.is_some() {
             return Vec::new();
         }
-        let newest = self.steps.back().map_or(0, |lanes| lanes.step);
+        let newest = self.newest();
         let new: Vec<StepLanes> =
             read_trace(text).into_iter().filter(|lanes| lanes.step > newest).collect();
         self.steps.extend(new.iter().cloned());
@@ -78,6 +78,12 @@ impl LaneLog {
     #[must_use]
     pub const fn too_long(&self) -> Option<u64> {
         self.too_long
+    }
+
+    /// The newest step whose lanes are kept, or 0: a trace from it on has all that are new.
+    #[must_use]
+    pub fn newest(&self) -> u64 {
+        self.steps.back().map_or(0, |lanes| lanes.step)
     }
 
     /// Lanes of steps, oldest first.

@@ -39,7 +39,7 @@ pub fn run(args: &TopArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     let sink = ObservationSink {
         send: Box::new(move |observation| sender.send(observation).is_ok()),
         // Lanes are for pages.
-        has_viewers: Box::new(|| false),
+        lanes_wanted: Box::new(|| None),
     };
     let history = folder.events();
     // It ends with this process.

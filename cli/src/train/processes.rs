@@ -192,7 +192,7 @@ fn observer(
     let folder = children.controller();
     let history = folder.events();
     let cluster = ObservedCluster { folder, addresses, history };
-    let nobody = || ObservationSink { send: Box::new(|_| true), has_viewers: Box::new(|| false) };
+    let nobody = || ObservationSink { send: Box::new(|_| true), lanes_wanted: Box::new(|| None) };
     let sink = page.map_or_else(nobody, ObservationSink::from);
     // Traces are sent to the end; a page needs nothing more.
     let has_traces = exporter.is_some();
@@ -379,7 +379,7 @@ fn finish(
     })?;
     let WrittenModel { detail, layers } = writer.finish(steps_done, client)?;
     // A picture for people: without it the run is no less done.
-    let trace = client.trace().ok().flatten();
+    let trace = client.trace(0).ok().flatten();
     if let Some(place) = mirror {
         await_mirror(place, steps_done, (children, client), observe);
     }

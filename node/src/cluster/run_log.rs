@@ -205,10 +205,11 @@ impl RunLog {
         self.pace.last_pause()
     }
 
-    /// The last steps as the text of a trace file, if any step was measured.
+    /// The last steps as the text of a trace file, those from `from` on if there are such; none if no
+    /// step was measured.
     #[must_use]
-    pub fn trace(&self) -> Option<String> {
-        self.step_timings.trace()
+    pub fn trace(&self, from: Option<Step>) -> Option<String> {
+        self.step_timings.trace(from)
     }
 
     /// Whether a node computes the loss: it has the head under the plan in force, or had it under

@@ -15,7 +15,7 @@ use zbelastic_timing::{
 use zbelastic_trainer::model::LayerTimes;
 use zbelastic_trainer::plan::{Plan, class_costs};
 use zbelastic_trainer::stage::StageSetup;
-use zbelastic_types::{Generation, StageIndex};
+use zbelastic_types::{Generation, StageIndex, Step};
 use zbelastic_wire::document::NamedJob;
 
 /// Operations of a program, over all stages, up to which its bubble is planned again at each step:
@@ -101,11 +101,11 @@ impl StepTimings {
         Some(measure)
     }
 
-    /// The last steps of the plan as the text of a trace file.
+    /// The last steps of the plan as the text of a trace file, those from `from` on if there are such.
     #[must_use]
-    pub fn trace(&self) -> Option<String> {
+    pub fn trace(&self, from: Option<Step>) -> Option<String> {
         let (_, timing) = self.plan.as_ref().filter(|_| self.is_small)?;
-        Some(trace(timing, self.stage_count))
+        Some(trace(timing, self.stage_count, from))
     }
 }
 
@@ -129,7 +129,7 @@ mod tests {
     use zbelastic_schedule::{ScheduleKind, Window};
     use zbelastic_trainer::model::{LayerClass, LayerOp};
     use zbelastic_trainer::plan::{Plan, PlanRequest, ReplicaCount};
-    use zbelastic_types::{Attempt, Incarnation, NodeId, RunId, Step};
+    use zbelastic_types::{Attempt, Incarnation, NodeId, RunId};
     use zbelastic_wire::document::{DataName, JobDocument};
 
     use super::*;

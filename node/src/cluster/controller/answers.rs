@@ -164,7 +164,9 @@ impl ControllerNode {
                 }
                 self.view().redirect().into()
             }
-            ApiRequest::Trace { offset } => self.trace.piece(&self.run_log, offset).into(),
+            ApiRequest::Trace { offset, from } => {
+                self.trace.piece(&self.run_log, offset, from).into()
+            }
             ApiRequest::ClusterInfo => self.cluster_info().into(),
             ApiRequest::ClusterRotateCa { force } => self.rotate_authority(force),
             ApiRequest::ClusterBackup { digest, offset } => {

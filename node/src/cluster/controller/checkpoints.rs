@@ -7,7 +7,7 @@ use zbelastic_consensus::state::State;
 use zbelastic_identity::{PeerIdentity, PeerRole};
 use zbelastic_trainer::elastic::{ChainingValue, LayerImage, layer_digest, nth_moment_value};
 use zbelastic_transport::{BulkBody, BulkFetch, RequestReply, Transport};
-use zbelastic_types::{Bytes, Digest, NodeId};
+use zbelastic_types::{Bytes, Digest, NodeId, Step};
 use zbelastic_wire::{
     self as wire, BulkKey, CollectedSpace, NodeAnswer, NodeRequest, PieceRef, StoreReferences,
 };
@@ -169,10 +169,11 @@ pub(super) fn backup(state: &State, digest: Option<HexDigest>, offset: u64) -> A
 pub(super) struct TraceText(String);
 
 impl TraceText {
-    /// A piece of the trace.
-    pub(super) fn piece(&mut self, run_log: &RunLog, offset: u64) -> ApiAnswer {
+    /// A piece of the trace from step number `from` on, counted from 1; 0 for all steps.
+    pub(super) fn piece(&mut self, run_log: &RunLog, offset: u64, from: u64) -> ApiAnswer {
         if offset == 0 || self.0.is_empty() {
-            self.0 = run_log.trace().unwrap_or_default();
+            let from = from.checked_sub(1).map(Step);
+            self.0 = run_log.trace(from).unwrap_or_default();
         }
         let total = self.0.len() as u64;
         let bytes = piece_at(self.0.as_bytes(), offset).to_vec();
