@@ -7,6 +7,7 @@ use serde::Serialize;
 use zbelastic_kernels::{
     Accumulate, AllocateError, Backend, BackwardEpilogue, BufferView, BufferViewMut, CPU_VARIABLE,
     CpuBackend, DeviceMemory, ForwardEpilogue, InstructionSet, LinearGradient, MatrixShape,
+    Precision,
 };
 use zbelastic_machine::peak_flop_per_s;
 use zbelastic_wording::{CommandError, CommandFailure};
@@ -20,6 +21,8 @@ use crate::args::{BenchArgs, BenchConfig};
 #[derive(Debug, Serialize)]
 struct PeakResult {
     instructions: &'static str,
+    /// The type of factors.
+    factors: &'static str,
     probe_gflop_per_s: f64,
     assembly_gflop_per_s: f64,
     probe_over_assembly: f64,
@@ -51,7 +54,11 @@ pub fn run(args: &BenchArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     for set in measured_sets() {
         let cpu = CpuBackend::with_instructions(1, set).map_err(|error| out_of_resource(&error))?;
         if let Some(rates) = peak::measure(&cpu) {
-            write_peak(set, rates, args.json, out)?;
+            write_peak((set, "f32"), rates, args.json, out)?;
+        }
+        let cpu = cpu.with_precision(Precision::Bf16);
+        if let Some(rates) = set.has_bf16().then(|| peak::measure(&cpu)).flatten() {
+            write_peak((set, "bf16"), rates, args.json, out)?;
         }
         for config in args.configs() {
             for product in measure(*config, set, args.quick)? {
@@ -64,13 +71,14 @@ pub fn run(args: &BenchArgs, out: &mut dyn Write) -> Result<(), CommandError> {
 }
 
 fn write_peak(
-    set: InstructionSet,
+    (set, factors): (InstructionSet, &'static str),
     PeakRates { probe, assembly }: PeakRates,
     is_json: bool,
     out: &mut dyn Write,
 ) -> std::io::Result<()> {
     let result = PeakResult {
         instructions: set.name(),
+        factors,
         probe_gflop_per_s: probe / 1e9,
         assembly_gflop_per_s: assembly / 1e9,
         probe_over_assembly: probe / assembly,
@@ -82,7 +90,7 @@ fn write_peak(
     let ratio = result.probe_over_assembly;
     writeln!(
         out,
-        "peak of a core, {instructions}: probe {probe_gflop_per_s:.1} GFLOP/s, \
+        "peak of a core, {instructions}, {factors}: probe {probe_gflop_per_s:.1} GFLOP/s, \
          loop in assembly {assembly_gflop_per_s:.1} GFLOP/s, {ratio:.3}"
     )
 }

@@ -7,7 +7,7 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use zbelastic_kernels::{CpuBackend, InstructionSet};
+use zbelastic_kernels::{CpuBackend, InstructionSet, Precision};
 use zbelastic_machine::peak_flop_per_s;
 
 /// Registers that hold sums: two units with a latency of four or five cycles need eight to ten.
@@ -29,8 +29,8 @@ pub struct PeakRates {
 /// Measures both in turns on one thread. `None` for an instruction set that has no loop here:
 /// portable code is what a compiler makes of it, so there is no second way to write it.
 pub fn measure(cpu: &CpuBackend) -> Option<PeakRates> {
-    let AssemblyLoop { run, floats } = assembly_loop(cpu.instruction_set())?;
-    let flop = 2.0 * ROUNDS as f64 * (CHAINS * floats) as f64;
+    let AssemblyLoop { run, factors } = assembly_loop(cpu)?;
+    let flop = 2.0 * ROUNDS as f64 * (CHAINS * factors) as f64;
     let mut best = PeakRates { probe: 0.0, assembly: 0.0 };
     for _ in 0..RUNS {
         let began = Instant::now();
@@ -42,27 +42,33 @@ pub fn measure(cpu: &CpuBackend) -> Option<PeakRates> {
     Some(best)
 }
 
-/// A loop of so many turns, and the floats of each of its registers.
+/// A loop of so many turns, and the factors in each of its registers.
 struct AssemblyLoop {
     /// To be called where the processor has the instructions.
     run: unsafe fn(u64),
-    floats: usize,
+    factors: usize,
 }
 
-fn assembly_loop(set: InstructionSet) -> Option<AssemblyLoop> {
+fn assembly_loop(cpu: &CpuBackend) -> Option<AssemblyLoop> {
+    let set = cpu.instruction_set();
     match set {
         #[cfg(target_arch = "x86_64")]
-        InstructionSet::Avx512 => Some(AssemblyLoop { run: zmm_chains, floats: 16 }),
+        InstructionSet::Avx512 if cpu.precision() == Precision::Bf16 && set.has_bf16() => {
+            Some(AssemblyLoop { run: zmm_pair_chains, factors: 32 })
+        }
         #[cfg(target_arch = "x86_64")]
-        InstructionSet::Avx2 => Some(AssemblyLoop { run: ymm_chains, floats: 8 }),
+        InstructionSet::Avx512 => Some(AssemblyLoop { run: zmm_chains, factors: 16 }),
+        #[cfg(target_arch = "x86_64")]
+        InstructionSet::Avx2 => Some(AssemblyLoop { run: ymm_chains, factors: 8 }),
         InstructionSet::Portable => None,
     }
 }
 
-/// A function that adds `$one` squared to each of the registers `$sum`, over and over.
+/// A function that adds `$one` squared to each of the registers `$sum` by the instruction `$op`, over
+/// and over. A one is the pair of bfloat16 numbers zero and one.
 #[cfg(target_arch = "x86_64")]
 macro_rules! chains {
-    ($name:ident, $features:literal, $one:tt, $($sum:tt)+) => {
+    ($name:ident, $features:literal, $op:literal, $one:tt, $($sum:tt)+) => {
         /// # Safety
         /// The processor has the instructions.
         #[target_feature(enable = $features)]
@@ -73,7 +79,7 @@ macro_rules! chains {
                     concat!("vbroadcastss ", $one, ", xmm15"),
                     $(concat!("vmovaps ", $sum, ", ", $one),)+
                     "2:",
-                    $(concat!("vfmadd231ps ", $sum, ", ", $one, ", ", $one),)+
+                    $(concat!($op, " ", $sum, ", ", $one, ", ", $one),)+
                     "dec {rounds}",
                     "jnz 2b",
                     rounds = inout(reg) rounds => _,
@@ -89,11 +95,16 @@ macro_rules! chains {
 
 #[cfg(target_arch = "x86_64")]
 chains!(
-    zmm_chains, "avx512f", "zmm14", "zmm0" "zmm1" "zmm2" "zmm3" "zmm4" "zmm5" "zmm6" "zmm7"
+    zmm_chains, "avx512f", "vfmadd231ps", "zmm14", "zmm0" "zmm1" "zmm2" "zmm3" "zmm4" "zmm5" "zmm6" "zmm7"
     "zmm8" "zmm9" "zmm10" "zmm11"
 );
 #[cfg(target_arch = "x86_64")]
 chains!(
-    ymm_chains, "avx2,fma", "ymm14", "ymm0" "ymm1" "ymm2" "ymm3" "ymm4" "ymm5" "ymm6" "ymm7"
+    zmm_pair_chains, "avx512f,avx512bf16", "vdpbf16ps", "zmm14", "zmm0" "zmm1" "zmm2" "zmm3" "zmm4"
+    "zmm5" "zmm6" "zmm7" "zmm8" "zmm9" "zmm10" "zmm11"
+);
+#[cfg(target_arch = "x86_64")]
+chains!(
+    ymm_chains, "avx2,fma", "vfmadd231ps", "ymm14", "ymm0" "ymm1" "ymm2" "ymm3" "ymm4" "ymm5" "ymm6" "ymm7"
     "ymm8" "ymm9" "ymm10" "ymm11"
 );

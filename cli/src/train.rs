@@ -131,11 +131,11 @@ fn page(
 }
 
 /// What the page computes its price and its MFU from. Where the peak is not measured here, as with
-/// `--json`, the page adds up what the workers reported, if the status says what a token takes of it.
+/// `--json`, the page adds up what the workers reported.
 fn run_costs(price_per_hour: Option<f64>, context: Option<&StepLineContext>) -> RunCosts {
     RunCosts {
         price_per_hour,
-        flop_per_token: context.and_then(|context| context.flop_per_token),
+        flop_per_token: context.map(|context| context.flop_per_token),
         peak_flop_per_s: context.and_then(|context| context.peak_flop_per_s),
     }
 }
@@ -342,14 +342,17 @@ fn line_context(prepared: &PreparedRun) -> Result<StepLineContext, CommandFailur
     let threads = (*worker_count as usize * job.threads).min(machine::core_count());
     let flop_per_token = config.flop_per_token();
     let peak_flop_per_s = match devices {
-        RunDevices::Cpu if flop_per_token.is_some() => {
+        RunDevices::Cpu => {
             let refused = |error: AllocateError| {
                 CommandFailure::new(FailureCode::OutOfResource, error.to_string())
             };
-            Some(machine::own_peak_flop_per_s(threads).map_err(refused)?)
+            Some(
+                machine::own_peak_flop_per_s(threads, config.arithmetic.precision())
+                    .map_err(refused)?,
+            )
         }
-        // `bench gpu` measures it, in seconds; that of bfloat16 on processors is not measured.
-        RunDevices::Cpu | RunDevices::Cuda(_) => None,
+        // `bench gpu` measures it, in seconds.
+        RunDevices::Cuda(_) => None,
     };
     Ok(StepLineContext { step_count: config.steps, flop_per_token, peak_flop_per_s })
 }

@@ -66,7 +66,6 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use zbelastic_consensus::validation::GuardPolicy;
 use zbelastic_data::cursor::CursorConfig;
-use zbelastic_kernels::{DeviceSizes, Precision};
 use zbelastic_schedule::asynchronous::AsyncKind;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::{LoraSettings, ModelConfig};
@@ -366,13 +365,10 @@ impl RunConfig {
         self
     }
 
-    /// Floating-point operations of a token, forward and backward; none where machines measure their
-    /// peak in another type than products have: bfloat16 on processors.
+    /// Floating-point operations of a token, forward and backward.
     #[must_use]
-    pub fn flop_per_token(&self) -> Option<f64> {
-        let flop = model_flop_per_token(&self.model, self.batch.microbatch);
-        let is_measured = self.arithmetic.sizes() != DeviceSizes::Processors(Precision::Bf16);
-        is_measured.then_some(flop)
+    pub fn flop_per_token(&self) -> f64 {
+        model_flop_per_token(&self.model, self.batch.microbatch)
     }
 
     /// The setup of the stages of a plan: weights are drawn, no gradient is corrupted, none is sent

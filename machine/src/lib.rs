@@ -24,6 +24,7 @@ use rustix::fs::statvfs;
 use rustix::time::{ClockId, clock_gettime};
 use zbelastic_kernels::{
     AllocateError, Backend, CpuBackend, DeviceMemory, ForwardEpilogue, InstructionSet, MatrixShape,
+    Precision,
 };
 use zbelastic_policy::disk_space::DiskSpace;
 use zbelastic_types::Bytes;
@@ -69,14 +70,14 @@ pub fn peak_flop_per_s(cpu: &CpuBackend, duration: Duration) -> f64 {
     best_flop_per_s(cpu, duration, || began.elapsed())
 }
 
-/// [`peak_flop_per_s`] of `threads` threads by the processor time of this process, which does
+/// [`peak_flop_per_s`] of `threads` threads, with factors of this precision, by the processor time of this process, which does
 /// nothing else meanwhile: what other programs take is not counted, so that the rate is that of the
 /// cores, on a machine that is busy as well.
 ///
 /// # Errors
 /// If the threads cannot be started.
-pub fn own_peak_flop_per_s(threads: usize) -> Result<f64, AllocateError> {
-    Ok(thread_peak_flop_per_s(threads)? * threads as f64)
+pub fn own_peak_flop_per_s(threads: usize, precision: Precision) -> Result<f64, AllocateError> {
+    Ok(thread_peak_flop_per_s(threads, precision)? * threads as f64)
 }
 
 /// The rate of one of `threads` threads, by the processor time of this process, which passes once for
@@ -84,10 +85,10 @@ pub fn own_peak_flop_per_s(threads: usize) -> Result<f64, AllocateError> {
 ///
 /// # Errors
 /// If the threads cannot be started.
-pub fn thread_peak_flop_per_s(threads: usize) -> Result<f64, AllocateError> {
+pub fn thread_peak_flop_per_s(threads: usize, precision: Precision) -> Result<f64, AllocateError> {
     /// Of each thread and run: short enough not to be noticed at the start of a program.
     const DURATION: Duration = Duration::from_millis(5);
-    let cpu = CpuBackend::new(threads)?;
+    let cpu = CpuBackend::new(threads)?.with_precision(precision);
     Ok(best_flop_per_s(&cpu, DURATION * threads as u32, processor_time))
 }
 
@@ -137,17 +138,17 @@ pub fn kernels_text() -> String {
     }
 }
 
-/// The share of the peak of one thread that a matrix product reaches with the kernels of this
-/// process: 128 rows by a matrix of 384 by 384, whose packed form fits into a second-level cache. The
+/// The peak of one thread, and the share of it that a matrix product reaches with the kernels of this
+/// process and factors of this precision: 128 rows by a matrix of 384 by 384, whose packed form fits into a second-level cache. The
 /// best of a few, and of a peak measured beside them.
 ///
 /// # Errors
 /// If memory for it cannot be had.
-pub fn product_share() -> Result<(f64, f64), AllocateError> {
+pub fn product_share(precision: Precision) -> Result<(f64, f64), AllocateError> {
     const ROWS: usize = 128;
     const WIDTH: usize = 384;
     const RUNS: usize = 8;
-    let cpu = CpuBackend::new(1)?;
+    let cpu = CpuBackend::new(1)?.with_precision(precision);
     let x = cpu.allocate(ROWS * WIDTH)?;
     let mut y = cpu.allocate(ROWS * WIDTH)?;
     let matrix = cpu.allocate_matrix(MatrixShape { outputs: WIDTH, inputs: WIDTH })?;

@@ -15,7 +15,7 @@ pub struct StepLineContext {
     /// Steps of the run.
     pub step_count: u64,
     /// Arithmetic of a token.
-    pub flop_per_token: Option<f64>,
+    pub flop_per_token: f64,
     /// Peak rate of the cores in use; none for devices.
     pub peak_flop_per_s: Option<f64>,
 }
@@ -32,7 +32,7 @@ pub fn step_line(record: &StepRecord, context: &StepLineContext, eta: Duration) 
         norm: record.norm,
         elapsed: record.elapsed,
         tokens_per_s,
-        mfu: flop_per_token.zip(peak_flop_per_s).map(|(flop, peak)| tokens_per_s * flop / peak),
+        mfu: peak_flop_per_s.map(|peak| tokens_per_s * flop_per_token / peak),
         bubble: Some(record.bubbles.measured),
         eta: Some(eta),
         verdict: (!is_kept).then(|| record.verdict.name()),
@@ -75,11 +75,7 @@ mod tests {
     }
 
     fn context() -> StepLineContext {
-        StepLineContext {
-            step_count: 10_000,
-            flop_per_token: Some(1e6),
-            peak_flop_per_s: Some(333.8e9),
-        }
+        StepLineContext { step_count: 10_000, flop_per_token: 1e6, peak_flop_per_s: Some(333.8e9) }
     }
 
     #[test]

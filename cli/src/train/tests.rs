@@ -144,7 +144,7 @@ fn a_run_without_a_sample_is_done() {
 #[test]
 fn the_page_has_the_peak_that_mfu_of_the_lines_is_a_share_of() {
     let context =
-        StepLineContext { step_count: 2, flop_per_token: Some(1e6), peak_flop_per_s: Some(3e9) };
+        StepLineContext { step_count: 2, flop_per_token: 1e6, peak_flop_per_s: Some(3e9) };
     let costs = run_costs(Some(1.5), Some(&context));
     let expected = RunCosts {
         price_per_hour: Some(1.5),

@@ -76,9 +76,16 @@ impl CpuBackend {
         self.set
     }
 
+    /// The type of the factors of linear layers' products.
+    #[must_use]
+    pub const fn precision(&self) -> Precision {
+        self.precision
+    }
+
     /// Runs `rounds` rounds of multiply-adds that wait for nothing on every thread, and returns how
     /// many floating-point operations that was: with a clock around it, the peak that shares of a
-    /// peak refer to.
+    /// peak refer to. They are of floats, or of pairs of bfloat16 factors where the backend has such
+    /// factors and the processor an instruction for them.
     #[must_use]
     pub fn multiply_adds(&self, rounds: usize) -> f64 {
         probe::multiply_adds(self, rounds)

@@ -42,6 +42,7 @@ use super::solver::SolverThread;
 use super::stores::{OpenStores, StoreLocations, StoreOpenError};
 use super::worker::{self, WorkerParts, WorkerSetup};
 use crate::data_folder::NodeDataFolder;
+use zbelastic_kernels::Precision;
 use zbelastic_machine::own_address::reachable_addresses;
 
 /// Writes that may be under way before a leader steps down, in ticks: disks of shared machines need
@@ -72,13 +73,34 @@ pub struct PeakRates {
     pub of_machine: u64,
 }
 
+/// The peak rates of a worker by the type of factors: bfloat16 numbers have an instruction of their
+/// own on some processors.
+#[derive(Clone, Copy, Debug)]
+pub struct PeakRatesByPrecision {
+    /// With factors that are floats.
+    pub f32: PeakRates,
+    /// With bfloat16 factors.
+    pub bf16: PeakRates,
+}
+
+impl PeakRatesByPrecision {
+    /// The rates of a job whose products have factors of this type.
+    #[must_use]
+    pub const fn of(self, precision: Precision) -> PeakRates {
+        match precision {
+            Precision::F32 => self.f32,
+            Precision::Bf16 => self.bf16,
+        }
+    }
+}
+
 /// The resources and settings of a worker that joins.
 #[derive(Clone, Debug)]
 pub struct WorkerProfile {
     /// Memory, speed and device of the worker.
     pub resources: Resources,
     /// What it multiplies and adds at best, if that was measured.
-    pub peak: Option<PeakRates>,
+    pub peak: Option<PeakRatesByPrecision>,
     /// Paths of texts that `--data-path` named.
     pub data_paths: Vec<String>,
     /// The source of the preemption notices that it polls.

@@ -30,6 +30,7 @@ use zbelastic_consensus::session::{
     SessionInput, SessionOutput, SessionSetup, WorkerEvent, WorkerSession,
 };
 use zbelastic_identity::{PeerIdentity, PeerRole};
+use zbelastic_kernels::Precision;
 use zbelastic_machine::layer_snapshot::{LAYER_SNAPSHOTS, LayerSnapshots, SNAPSHOT_MEMORY_MAX};
 use zbelastic_policy::trust::{ClaimContext, ClaimRefusal, check_claim};
 use zbelastic_preemption::NoticeReport;
@@ -51,7 +52,7 @@ use super::peer_connections::PeerConnections;
 use super::peer_directory::PeerDirectory;
 use super::process_exit::{NodeSignal, ProcessExit};
 use super::requests;
-use super::start::PeakRates;
+use super::start::{PeakRates, PeakRatesByPrecision};
 use activity::WorkLog;
 use certificate::WorkerCertificate;
 use drain::{DrainAction, DrainWatch};
@@ -79,7 +80,7 @@ struct WorkerNode {
     pieces: WorkerPieces,
     disk_watch: DiskSpaceWatch,
     /// What it multiplies and adds at best, for the controllers.
-    peak: Option<PeakRates>,
+    peak: Option<PeakRatesByPrecision>,
     drain: DrainWatch,
 }
 
@@ -372,6 +373,8 @@ impl WorkerNode {
             WorkerCompletion::Job(fetched) => {
                 let held = self.job.handle_fetched(*fetched, (ports, &self.identity));
                 held.into_iter().for_each(|command| self.execute(command));
+                // Its factors may be of another type than those of the job before.
+                self.report_peak();
             }
         }
     }
@@ -482,7 +485,15 @@ impl WorkerNode {
             self.ports.send_to_controllers(&NodeMessage::Scrubbed(report));
         }
         // As often: a controller that came later has it then.
-        if let Some(PeakRates { own, of_machine }) = self.peak {
+        self.report_peak();
+    }
+
+    /// Sends to the controllers what this worker multiplies and adds at best, with factors of the type
+    /// that those of its job have.
+    fn report_peak(&mut self) {
+        let precision = self.job.active().map_or(Precision::F32, ActiveJob::precision);
+        if let Some(peak) = self.peak {
+            let PeakRates { own, of_machine } = peak.of(precision);
             self.ports.send_to_controllers(&NodeMessage::Peak { flop_per_s: own });
             self.ports.send_to_controllers(&NodeMessage::MachinePeak { flop_per_s: of_machine });
         }

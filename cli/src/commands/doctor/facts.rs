@@ -41,6 +41,8 @@ pub struct KernelFacts {
     /// Multiply-adds of a core on registers alone, in floating-point operations a second, and the
     /// share of it that a matrix product reaches; `None` if memory could not be had.
     pub peak_and_share: Option<(f64, f64)>,
+    /// The same with bfloat16 factors, where an instruction multiplies them.
+    pub bf16_peak_and_share: Option<(f64, f64)>,
 }
 
 /// Memory; `None` is a size that cannot be seen.

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant, SystemTime};
 use rustix::fs::{StatVfsMountFlags, statvfs};
 use rustix::process::{Resource, getrlimit};
 use zbelastic_identity::UnixSeconds;
-use zbelastic_kernels::InstructionSet;
 use zbelastic_kernels::cuda::{self, DeviceProbe, DeviceProperties, probe};
+use zbelastic_kernels::{InstructionSet, Precision};
 use zbelastic_machine::{DeviceSelector, kernels_text, kibibytes_of, product_share};
 use zbelastic_node::cluster::last_scrub_pass;
 use zbelastic_node::data_folder::NodeDataFolder;
@@ -63,9 +63,15 @@ fn entries(folder: impl AsRef<Path>) -> Vec<PathBuf> {
 /// Measured for some milliseconds.
 pub(super) fn kernels() -> KernelFacts {
     // The compiler makes vector instructions of portable kernels where all processors have them.
-    let are_vectors = cfg!(target_arch = "aarch64")
-        || InstructionSet::of_environment() != Ok(InstructionSet::Portable);
-    KernelFacts { text: kernels_text(), are_vectors, peak_and_share: product_share().ok() }
+    let set = InstructionSet::of_environment();
+    let are_vectors = cfg!(target_arch = "aarch64") || set != Ok(InstructionSet::Portable);
+    let has_bf16 = set.is_ok_and(InstructionSet::has_bf16);
+    KernelFacts {
+        text: kernels_text(),
+        are_vectors,
+        peak_and_share: product_share(Precision::F32).ok(),
+        bf16_peak_and_share: has_bf16.then(|| product_share(Precision::Bf16).ok()).flatten(),
+    }
 }
 
 pub(super) fn memory() -> MemoryFacts {

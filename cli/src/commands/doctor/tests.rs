@@ -29,6 +29,7 @@ fn good() -> MachineFacts {
             text: "avx2 kernels (also there: portable)".into(),
             are_vectors: true,
             peak_and_share: Some((1.1e11, 0.86)),
+            bf16_peak_and_share: None,
         },
         memory: MemoryFacts {
             machine: Some(Bytes(32 << 30)),

@@ -308,7 +308,7 @@ impl StatusView<'_> {
     }
 
     fn flop_per_token(&self) -> Option<f64> {
-        self.run_log.job()?.job.config.flop_per_token()
+        Some(self.run_log.job()?.job.config.flop_per_token())
     }
 
     pub(super) fn phase(&self, phase: JobPhase) -> JobPhaseStatus {

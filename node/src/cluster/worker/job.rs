@@ -28,6 +28,7 @@ use crate::cluster::kept_data::{DataRoute, FetchedStores, fetch_stores, keep_dat
 use crate::cluster::process_exit::ProcessExit;
 use crate::cluster::stores::StoreLocations;
 use zbelastic_config::NoticePolicy;
+use zbelastic_kernels::Precision;
 use zbelastic_machine::second_store::SECOND_STORE;
 
 /// Commands held back while a job's text is fetched. A session gives a handful for each plan;
@@ -59,6 +60,11 @@ impl ActiveJob {
     /// Pieces of a checkpoint that other nodes are to have beside this one.
     pub(super) fn copies(&self) -> usize {
         self.document.job.config.checkpoint.copies as usize
+    }
+
+    /// The type of products' factors.
+    pub(super) fn precision(&self) -> Precision {
+        self.document.job.config.arithmetic.precision()
     }
 
     /// The version after the last step.

@@ -14,7 +14,7 @@ use crate::cluster::checkpoint_thread::{CheckpointThread, StoreEvent};
 use crate::cluster::journal::Journal;
 use crate::cluster::node_record::{NodeRecord, NodeRecordWriter};
 use crate::cluster::process_exit::NodeSignal;
-use crate::cluster::start::PeakRates;
+use crate::cluster::start::PeakRatesByPrecision;
 use crate::cluster::stores::StoreLocations;
 
 /// The setup that a worker is started with.
@@ -30,7 +30,7 @@ pub struct WorkerSetup {
     /// Memory, speed and device that it offers.
     pub resources: Resources,
     /// What it multiplies and adds at best, if that was measured.
-    pub peak: Option<PeakRates>,
+    pub peak: Option<PeakRatesByPrecision>,
     /// Paths of texts that `--data-path` named; another text is fetched from the nodes that have
     /// it.
     pub data_paths: Vec<String>,

@@ -21,12 +21,15 @@ pub(super) fn check_cores(cores: usize) -> DoctorFinding {
 }
 
 pub(super) fn check_kernels(facts: &KernelFacts) -> DoctorFinding {
-    let KernelFacts { text, are_vectors, peak_and_share } = facts;
+    let KernelFacts { text, are_vectors, peak_and_share, bf16_peak_and_share } = facts;
     let mut what = text.clone();
-    if let Some((peak, share)) = peak_and_share {
-        let gflop = peak / 1e9;
-        let share = 100.0 * share;
-        what += &format!("; a core reaches {gflop:.0} GFLOP/s, a product {share:.0} % of that");
+    for (factors, peak_and_share) in [("", peak_and_share), ("with bfloat16 ", bf16_peak_and_share)]
+    {
+        let Some((peak, share)) = peak_and_share else { continue };
+        let (gflop, share) = (peak / 1e9, 100.0 * share);
+        what += &format!(
+            "; {factors}a core reaches {gflop:.0} GFLOP/s, a product {share:.0} % of that"
+        );
     }
     if *are_vectors {
         return DoctorFinding::fine(DoctorCheck::Kernels, what);
@@ -138,12 +141,17 @@ mod tests {
             text: "portable kernels".into(),
             are_vectors,
             peak_and_share: Some((1.18e11, 0.905)),
+            bf16_peak_and_share: None,
         };
         let fine = check_kernels(&kernels(true));
         assert_eq!(fine.level, Severity::Fine);
         let expected = "portable kernels; a core reaches 118 GFLOP/s, a product 90 % of that";
         assert_eq!(fine.what, expected);
         assert_eq!(check_kernels(&kernels(false)).level, Severity::Note);
+        let halves = KernelFacts { bf16_peak_and_share: Some((2.36e11, 0.7)), ..kernels(true) };
+        let expected =
+            format!("{expected}; with bfloat16 a core reaches 236 GFLOP/s, a product 70 % of that");
+        assert_eq!(check_kernels(&halves).what, expected);
     }
 
     #[test]
