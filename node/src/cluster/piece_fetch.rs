@@ -54,7 +54,27 @@ pub async fn fetch_piece(
     refetch_piece(transport, checkpoint_thread, piece, holder, progress).await
 }
 
-/// The same for a piece of which something is here already: its damaged chunks are replaced.
+/// Fetches a piece into the store here from the first of these nodes that serves it.
+///
+/// # Errors
+/// Why the last of them does not serve it.
+pub async fn fetch_piece_of_any(
+    (transport, checkpoint_thread): (&Transport, &CheckpointThread),
+    piece: PieceRef,
+    holders: &[NodeId],
+) -> Result<(), String> {
+    let mut missing = "no other node is there".to_owned();
+    for holder in holders {
+        let progress = WorkCounter::default();
+        match fetch_piece(transport, checkpoint_thread, piece, *holder, progress).await {
+            Ok(_) => return Ok(()),
+            Err(error) => missing = format!("node {holder}: {error}"),
+        }
+    }
+    Err(missing)
+}
+
+/// The same as [`fetch_piece`] for a piece of which something is here already: its damaged chunks are replaced.
 ///
 /// # Errors
 /// As [`fetch_piece`].

@@ -10,10 +10,9 @@ use zbelastic_types::NodeId;
 use zbelastic_wire::PieceRef;
 
 use super::ports::{ControllerCompletion, ControllerPorts};
-use crate::cluster::activity::WorkCounter;
 use crate::cluster::checkpoint_thread::CheckpointThread;
 use crate::cluster::journal::Journal;
-use crate::cluster::piece_fetch::fetch_piece;
+use crate::cluster::piece_fetch::fetch_piece_of_any;
 
 /// Ticks between two checks for pieces that are missing here, if nothing happened: ten minutes.
 const LOOK_TICKS: u32 = 60_000;
@@ -114,23 +113,9 @@ async fn backfill(
     let Ok(Ok(stored)) = stored else { return result };
     let stored: BTreeSet<_> = stored.into_iter().collect();
     for piece in pieces.into_iter().filter(|piece| !stored.contains(&piece.name())) {
-        let mut why = "no other node is there".to_owned();
-        let mut is_here = false;
-        for node in &others {
-            match fetch_piece(transport, checkpoint_thread, piece, *node, WorkCounter::default())
-                .await
-            {
-                Ok(_) => is_here = true,
-                Err(error) => why = error.to_string(),
-            }
-            if is_here {
-                break;
-            }
-        }
-        if is_here {
-            result.count += 1;
-        } else {
-            result.failure = Some((piece, why));
+        match fetch_piece_of_any((transport, checkpoint_thread), piece, &others).await {
+            Ok(()) => result.count += 1,
+            Err(why) => result.failure = Some((piece, why)),
         }
     }
     result

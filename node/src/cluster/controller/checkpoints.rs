@@ -16,6 +16,7 @@ use super::answers::not_found;
 use super::exports::Exports;
 use super::ports::{ControllerPorts, holders};
 use crate::cluster::checkpoint_thread::{self, CheckpointThread, collect_now};
+use crate::cluster::piece_fetch::fetch_piece_of_any;
 use crate::cluster::requests;
 use crate::cluster::run_log::RunLog;
 use zbelastic_api::{
@@ -228,20 +229,17 @@ pub(super) fn no_layer((step, layer): (u64, u32)) -> ApiRefusal {
     ApiRefusal::NotFound { thing: ResourceKind::Layer, name }
 }
 
-/// Fetches a piece that others have into the store here.
+/// Fetches a piece into the store here, from the first of the nodes that serves it: chunk by chunk, and
+/// kept only if it has its digest.
 async fn fetch_body(
     checkpoint_thread: &CheckpointThread,
     transport: &Transport,
     holders: Vec<NodeId>,
     piece: PieceRef,
 ) -> Result<Arc<dyn BulkBody>, String> {
-    let store = checkpoint_thread.store().ok_or("there is no store")?;
-    let bytes = fetch(transport, holders, piece).await?;
-    let put = tokio::task::spawn_blocking(move || store.put(piece.name(), &bytes)).await;
-    put.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?;
-    checkpoint_thread
-        .find(&BulkKey::Piece(piece))
-        .ok_or_else(|| "it was removed before it could be read".to_owned())
+    fetch_piece_of_any((transport, checkpoint_thread), piece, &holders).await?;
+    let found = checkpoint_thread.find(&BulkKey::Piece(piece));
+    found.ok_or_else(|| "it was removed before it could be read".to_owned())
 }
 
 async fn read_local(
