@@ -8,6 +8,7 @@ mod device_selector;
 pub mod layer_snapshot;
 pub mod name_resolver;
 pub mod own_address;
+pub mod peak_rates;
 pub mod second_store;
 pub mod unused_data;
 

@@ -60,8 +60,8 @@ use node_record::{NodeRecord, with_controllers};
 use process_exit::ProcessExit;
 use renewal::{controller_credentials, member_credentials};
 pub use scrub::last_scrub_pass;
-pub use start::{PeakRates, PeakRatesByPrecision, SPEED_OF_A_THREAD, WorkerProfile};
 use start::{PreparedNode, run_controller, run_worker};
+pub use start::{SPEED_OF_A_THREAD, WorkerProfile};
 use threads::runtime;
 
 /// The node that begins a cluster.

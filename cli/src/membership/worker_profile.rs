@@ -3,12 +3,10 @@
 use zbelastic_consensus::class::{DEVICE_NAME_BYTES_MAX, DeviceClass, DeviceName};
 use zbelastic_consensus::member::Resources;
 use zbelastic_kernels::cuda::DeviceProbe;
-use zbelastic_kernels::{InstructionSet, Precision};
 use zbelastic_machine::device::{compile, probe_device};
-use zbelastic_machine::{
-    DeviceSelector, machine_core_count, memory_total, thread_count, thread_peak_flop_per_s,
-};
-use zbelastic_node::cluster::{PeakRates, PeakRatesByPrecision, SPEED_OF_A_THREAD, WorkerProfile};
+use zbelastic_machine::peak_rates::PeakRatesByPrecision;
+use zbelastic_machine::{DeviceSelector, memory_total, thread_count};
+use zbelastic_node::cluster::{SPEED_OF_A_THREAD, WorkerProfile};
 use zbelastic_types::Bytes;
 use zbelastic_wording::{CommandFailure, FailureDetail};
 
@@ -32,24 +30,11 @@ pub fn worker_profile(args: &JoinArgs, probe: Option<&DeviceProbe>) -> WorkerPro
     };
     // What a device does at best is not measured.
     let peak = match probe {
-        None => peak_rates(threads_of(args)),
+        None => PeakRatesByPrecision::measure(threads_of(args)),
         Some(_) => None,
     };
     let data_paths = args.data_path.clone();
     WorkerProfile { resources, peak, data_paths, notice_source: args.spot }
-}
-
-fn peak_rates(threads: usize) -> Option<PeakRatesByPrecision> {
-    let rates = |precision| {
-        let of_a_thread = thread_peak_flop_per_s(threads, precision).ok()?;
-        let of = |cores: usize| (of_a_thread * cores as f64) as u64;
-        Some(PeakRates { own: of(threads), of_machine: of(machine_core_count()) })
-    };
-    let f32 = rates(Precision::F32)?;
-    // Without an instruction for pairs, factors are multiplied as floats are.
-    let has_bf16 = InstructionSet::of_environment().is_ok_and(InstructionSet::has_bf16);
-    let bf16 = if has_bf16 { rates(Precision::Bf16)? } else { f32 };
-    Some(PeakRatesByPrecision { f32, bf16 })
 }
 
 /// Number of threads that compute.

@@ -42,8 +42,8 @@ use super::solver::SolverThread;
 use super::stores::{OpenStores, StoreLocations, StoreOpenError};
 use super::worker::{self, WorkerParts, WorkerSetup};
 use crate::data_folder::NodeDataFolder;
-use zbelastic_kernels::Precision;
 use zbelastic_machine::own_address::reachable_addresses;
+use zbelastic_machine::peak_rates::PeakRatesByPrecision;
 
 /// Writes that may be under way before a leader steps down, in ticks: disks of shared machines need
 /// their time.
@@ -63,36 +63,6 @@ fn may_share_host() -> bool {
 
 /// The speed of a thread that computes on a processor, in thousandths of a reference device's.
 pub const SPEED_OF_A_THREAD: u32 = 1000;
-
-/// What is multiplied and added at best, in floating-point operations a second.
-#[derive(Clone, Copy, Debug)]
-pub struct PeakRates {
-    /// By as many cores as the worker has threads.
-    pub own: u64,
-    /// By all cores of its machine.
-    pub of_machine: u64,
-}
-
-/// The peak rates of a worker by the type of factors: bfloat16 numbers have an instruction of their
-/// own on some processors.
-#[derive(Clone, Copy, Debug)]
-pub struct PeakRatesByPrecision {
-    /// With factors that are floats.
-    pub f32: PeakRates,
-    /// With bfloat16 factors.
-    pub bf16: PeakRates,
-}
-
-impl PeakRatesByPrecision {
-    /// The rates of a job whose products have factors of this type.
-    #[must_use]
-    pub const fn of(self, precision: Precision) -> PeakRates {
-        match precision {
-            Precision::F32 => self.f32,
-            Precision::Bf16 => self.bf16,
-        }
-    }
-}
 
 /// The resources and settings of a worker that joins.
 #[derive(Clone, Debug)]

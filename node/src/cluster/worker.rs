@@ -32,6 +32,7 @@ use zbelastic_consensus::session::{
 use zbelastic_identity::{PeerIdentity, PeerRole};
 use zbelastic_kernels::Precision;
 use zbelastic_machine::layer_snapshot::{LAYER_SNAPSHOTS, LayerSnapshots, SNAPSHOT_MEMORY_MAX};
+use zbelastic_machine::peak_rates::{PeakRates, PeakRatesByPrecision};
 use zbelastic_policy::trust::{ClaimContext, ClaimRefusal, check_claim};
 use zbelastic_preemption::NoticeReport;
 use zbelastic_trainer::runtime::RuntimeInput;
@@ -52,7 +53,6 @@ use super::peer_connections::PeerConnections;
 use super::peer_directory::PeerDirectory;
 use super::process_exit::{NodeSignal, ProcessExit};
 use super::requests;
-use super::start::{PeakRates, PeakRatesByPrecision};
 use activity::WorkLog;
 use certificate::WorkerCertificate;
 use drain::{DrainAction, DrainWatch};

@@ -6,6 +6,7 @@ use tokio::sync::mpsc;
 use zbelastic_consensus::contact::Contact;
 use zbelastic_consensus::member::Resources;
 use zbelastic_identity::Credentials;
+use zbelastic_machine::peak_rates::PeakRatesByPrecision;
 use zbelastic_preemption::NoticeWatch;
 use zbelastic_transport::{EventQueue, Transport};
 use zbelastic_types::{ClusterId, NodeId};
@@ -14,7 +15,6 @@ use crate::cluster::checkpoint_thread::{CheckpointThread, StoreEvent};
 use crate::cluster::journal::Journal;
 use crate::cluster::node_record::{NodeRecord, NodeRecordWriter};
 use crate::cluster::process_exit::NodeSignal;
-use crate::cluster::start::PeakRatesByPrecision;
 use crate::cluster::stores::StoreLocations;
 
 /// The setup that a worker is started with.
