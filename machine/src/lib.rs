@@ -6,6 +6,7 @@ pub mod data_file;
 pub mod device;
 mod device_selector;
 pub mod layer_snapshot;
+pub mod machine_id;
 pub mod name_resolver;
 pub mod own_address;
 pub mod peak_rates;

@@ -20,7 +20,6 @@ mod device_error;
 mod frame_dispatch;
 pub mod journal;
 mod kept_data;
-mod machine_id;
 pub mod membership_failure;
 pub mod node_record;
 mod outbox;

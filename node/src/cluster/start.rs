@@ -32,7 +32,6 @@ use super::checkpoint_thread::CheckpointThread;
 use super::compute::WorkerDevice;
 use super::controller::{self, ControllerInbox, ControllerParts, ControllerSetup};
 use super::journal::{Journal, LogEcho};
-use super::machine_id::machine_number;
 use super::node_record::{NodeRecord, NodeRecordWriter};
 use super::print_administrator_hint;
 use super::process_exit::{NodeSignal, ProcessExit};
@@ -42,6 +41,7 @@ use super::solver::SolverThread;
 use super::stores::{OpenStores, StoreLocations, StoreOpenError};
 use super::worker::{self, WorkerParts, WorkerSetup};
 use crate::data_folder::NodeDataFolder;
+use zbelastic_machine::machine_id::machine_number;
 use zbelastic_machine::own_address::reachable_addresses;
 use zbelastic_machine::peak_rates::PeakRatesByPrecision;
 
