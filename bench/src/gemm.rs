@@ -57,7 +57,7 @@ pub fn run(args: &BenchArgs, out: &mut dyn Write) -> Result<(), CommandError> {
             write_peak((set, "f32"), rates, args.json, out)?;
         }
         let cpu = cpu.with_precision(Precision::Bf16);
-        if let Some(rates) = set.has_bf16().then(|| peak::measure(&cpu)).flatten() {
+        if let Some(rates) = cpu.multiplies_pairs().then(|| peak::measure(&cpu)).flatten() {
             write_peak((set, "bf16"), rates, args.json, out)?;
         }
         for config in args.configs() {

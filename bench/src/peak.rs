@@ -7,7 +7,7 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use zbelastic_kernels::{CpuBackend, InstructionSet, Precision};
+use zbelastic_kernels::{CpuBackend, InstructionSet};
 use zbelastic_machine::peak_flop_per_s;
 
 /// Registers that hold sums: two units with a latency of four or five cycles need eight to ten.
@@ -50,10 +50,9 @@ struct AssemblyLoop {
 }
 
 fn assembly_loop(cpu: &CpuBackend) -> Option<AssemblyLoop> {
-    let set = cpu.instruction_set();
-    match set {
+    match cpu.instruction_set() {
         #[cfg(target_arch = "x86_64")]
-        InstructionSet::Avx512 if cpu.precision() == Precision::Bf16 && set.has_bf16() => {
+        InstructionSet::Avx512 if cpu.multiplies_pairs() => {
             Some(AssemblyLoop { run: zmm_pair_chains, factors: 32 })
         }
         #[cfg(target_arch = "x86_64")]
@@ -95,8 +94,8 @@ macro_rules! chains {
 
 #[cfg(target_arch = "x86_64")]
 chains!(
-    zmm_chains, "avx512f", "vfmadd231ps", "zmm14", "zmm0" "zmm1" "zmm2" "zmm3" "zmm4" "zmm5" "zmm6" "zmm7"
-    "zmm8" "zmm9" "zmm10" "zmm11"
+    zmm_chains, "avx512f", "vfmadd231ps", "zmm14", "zmm0" "zmm1" "zmm2" "zmm3" "zmm4" "zmm5" "zmm6"
+    "zmm7" "zmm8" "zmm9" "zmm10" "zmm11"
 );
 #[cfg(target_arch = "x86_64")]
 chains!(
@@ -105,6 +104,6 @@ chains!(
 );
 #[cfg(target_arch = "x86_64")]
 chains!(
-    ymm_chains, "avx2,fma", "vfmadd231ps", "ymm14", "ymm0" "ymm1" "ymm2" "ymm3" "ymm4" "ymm5" "ymm6" "ymm7"
-    "ymm8" "ymm9" "ymm10" "ymm11"
+    ymm_chains, "avx2,fma", "vfmadd231ps", "ymm14", "ymm0" "ymm1" "ymm2" "ymm3" "ymm4" "ymm5" "ymm6"
+    "ymm7" "ymm8" "ymm9" "ymm10" "ymm11"
 );

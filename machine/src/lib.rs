@@ -72,9 +72,9 @@ pub fn peak_flop_per_s(cpu: &CpuBackend, duration: Duration) -> f64 {
     best_flop_per_s(cpu, duration, || began.elapsed())
 }
 
-/// [`peak_flop_per_s`] of `threads` threads, with factors of this precision, by the processor time of this process, which does
-/// nothing else meanwhile: what other programs take is not counted, so that the rate is that of the
-/// cores, on a machine that is busy as well.
+/// [`peak_flop_per_s`] of `threads` threads, with factors of this precision, by the processor time
+/// of this process, which does nothing else meanwhile: what other programs take is not counted, so
+/// that the rate is that of the cores, on a machine that is busy as well.
 ///
 /// # Errors
 /// If the threads cannot be started.
@@ -140,9 +140,9 @@ pub fn kernels_text() -> String {
     }
 }
 
-/// The peak of one thread, and the share of it that a matrix product reaches with the kernels of this
-/// process and factors of this precision: 128 rows by a matrix of 384 by 384, whose packed form fits into a second-level cache. The
-/// best of a few, and of a peak measured beside them.
+/// The peak of one thread, and the share of it that a matrix product reaches with the kernels of
+/// this process and factors of this precision: 128 rows by a matrix of 384 by 384, whose packed
+/// form fits into a second-level cache. The best of a few, and of a peak measured beside them.
 ///
 /// # Errors
 /// If memory for it cannot be had.

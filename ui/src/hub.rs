@@ -87,7 +87,10 @@ impl Hub {
                     }
                     None => return,
                 },
-                _ = heartbeat.tick() => self.send(&Bytes::from_static(b": heartbeat\n\n")),
+                _ = heartbeat.tick() => {
+                    self.send(&Bytes::from_static(b": heartbeat\n\n"));
+                    self.publish_demand();
+                }
             }
         }
     }
@@ -118,11 +121,7 @@ impl Hub {
 
     /// Sends to every open page; one whose queue is full or closed is dropped.
     fn send(&mut self, message: &Bytes) {
-        let before = self.viewers.len();
         self.viewers.retain(|viewer| viewer.try_send(message.clone()).is_ok());
-        if self.viewers.len() != before {
-            self.publish_demand();
-        }
     }
 
     fn publish_demand(&self) {

@@ -76,16 +76,16 @@ impl CpuBackend {
         self.set
     }
 
-    /// The type of the factors of linear layers' products.
+    /// Whether products have bfloat16 factors, and an instruction multiplies pairs of them.
     #[must_use]
-    pub const fn precision(&self) -> Precision {
-        self.precision
+    pub fn multiplies_pairs(&self) -> bool {
+        self.precision == Precision::Bf16 && self.set.has_bf16()
     }
 
     /// Runs `rounds` rounds of multiply-adds that wait for nothing on every thread, and returns how
     /// many floating-point operations that was: with a clock around it, the peak that shares of a
-    /// peak refer to. They are of floats, or of pairs of bfloat16 factors where the backend has such
-    /// factors and the processor an instruction for them.
+    /// peak refer to. They are of floats, or of pairs of bfloat16 factors where the backend
+    /// [multiplies pairs](Self::multiplies_pairs).
     #[must_use]
     pub fn multiply_adds(&self, rounds: usize) -> f64 {
         probe::multiply_adds(self, rounds)

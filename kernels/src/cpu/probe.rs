@@ -31,7 +31,7 @@ const fn chain_count(set: InstructionSet) -> usize {
 pub(super) fn multiply_adds(cpu: &CpuBackend, rounds: usize) -> f64 {
     let count = cpu.threads().count();
     let set = cpu.instruction_set();
-    let has_pairs = cpu.precision() == Precision::Bf16 && set.has_bf16();
+    let has_pairs = cpu.multiplies_pairs();
     cpu.threads().run(count, |_| {
         let mut values = black_box(starts());
         if has_pairs {

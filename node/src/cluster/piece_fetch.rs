@@ -74,7 +74,8 @@ pub async fn fetch_piece_of_any(
     Err(missing)
 }
 
-/// The same as [`fetch_piece`] for a piece of which something is here already: its damaged chunks are replaced.
+/// The same as [`fetch_piece`] for a piece of which something is here already: its damaged chunks are
+/// replaced.
 ///
 /// # Errors
 /// As [`fetch_piece`].
