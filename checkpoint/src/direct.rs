@@ -16,7 +16,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::buffers::ChunkBuffer;
 use crate::error::{FileFault, FileOperation};
-use crate::files::{DIRECT_BYTES, FileSystem, OpenFile, is_refusal, write_all};
+use crate::files::{DIRECT_BYTES, FileSystem, OpenFile, write_all};
+use zbelastic_whole_file::is_direct_refusal;
 
 /// Whether the file system of a store supports direct writes, as far as is known.
 #[derive(Debug, Default)]
@@ -49,12 +50,12 @@ impl DirectWrites {
         bytes: &[u8],
     ) -> Result<usize, FileFault> {
         let end = direct_end(bytes.len());
-        if end == 0 || self.are_refused.load(Ordering::Relaxed) {
+        if end == 0 || !self.are_supported() {
             return Ok(0);
         }
         let mut file = match files.open_direct(path) {
             Ok(file) => file,
-            Err(error) if is_refusal(&error) => return Ok(self.refused_after(0)),
+            Err(error) if is_direct_refusal(&error) => return Ok(self.refused_after(0)),
             Err(error) => return Err(FileFault::of(FileOperation::OpenDirect, path)(error)),
         };
         let mut at = 0;
@@ -64,11 +65,16 @@ impl DirectWrites {
                 Ok(0) => break,
                 Ok(written) => at += written,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if is_refusal(&error) => return Ok(self.refused_after(at)),
+                Err(error) if is_direct_refusal(&error) => return Ok(self.refused_after(at)),
                 Err(error) => return Err(FileFault::of(FileOperation::Write, path)(error)),
             }
         }
         Ok(at)
+    }
+
+    /// Whether none was refused so far.
+    pub(crate) fn are_supported(&self) -> bool {
+        !self.are_refused.load(Ordering::Relaxed)
     }
 
     fn refused_after(&self, written: usize) -> usize {
@@ -102,7 +108,7 @@ mod tests {
     fn errors_of_the_system_are_distinguished() {
         let check = |code: Errno, expected| {
             let error = io::Error::from(code);
-            assert_eq!(is_refusal(&error), expected, "{error}");
+            assert_eq!(is_direct_refusal(&error), expected, "{error}");
         };
         check(Errno::INVAL, true);
         check(Errno::OPNOTSUPP, true);

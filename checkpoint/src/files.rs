@@ -13,10 +13,7 @@ use std::io;
 use std::path::Path;
 
 pub use real::RealFileSystem;
-
-/// The bytes of which a direct write's offset in the file, its length and its address in memory are
-/// multiples. Media and file systems in use require 512 or 4,096.
-pub const DIRECT_BYTES: usize = 4096;
+pub use zbelastic_whole_file::DIRECT_BYTES;
 
 /// The kind of the entry at a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -165,10 +162,4 @@ pub fn write_all(file: &mut dyn OpenFile, mut offset: u64, mut bytes: &[u8]) -> 
         }
     }
     Ok(())
-}
-
-/// Whether this is the error of a file system that does not support O_DIRECT, or not of such
-/// blocks: EINVAL or EOPNOTSUPP. If it has another cause, the same through the cache will show it.
-pub(crate) fn is_refusal(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported)
 }

@@ -1,5 +1,5 @@
 //! Small files that are there whole or not at all, and durably once they are synced; files that
-//! one process holds; files of lines that do not grow beyond a limit, and lines that a thread writes; and
+//! one process holds; large files past the page cache; files of lines that do not grow beyond a limit, and lines that a thread writes; and
 //! folders that go with their process.
 //!
 //! ```text
@@ -9,11 +9,13 @@
 //! A process that is killed leaves a part file, which the next write of the file removes. Whether a
 //! file's bytes are those that were written is its reader's to check.
 
+mod direct_writer;
 mod line_writer;
 mod lock;
 mod rotated_lines;
 mod temporary_folder;
 
+pub use direct_writer::{DIRECT_BYTES, DirectWriter, is_direct_refusal};
 pub use line_writer::LineWriter;
 pub use lock::{LockError, holder_text, lock};
 pub use rotated_lines::{RotatedLines, last_lines, rotate_appended, rotated_path};
@@ -55,7 +57,7 @@ pub fn read(path: &Path, bytes_max: u64) -> io::Result<Option<Vec<u8>>> {
 /// # Errors
 /// If it cannot be written; the file before it stays.
 pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    write_with(path, |to| to.write_all(bytes))
+    write_as(path, MODE, bytes)
 }
 
 /// The same for a file that only its owner may read.
@@ -63,14 +65,19 @@ pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
 /// # Errors
 /// If it cannot be written; the file before it stays.
 pub fn write_private(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    write_as(path, OWNER_ONLY, bytes)
+}
+
+fn write_as(path: &Path, mode: u32, bytes: &[u8]) -> io::Result<()> {
     let part = part_path(path);
-    replace(&part, OWNER_ONLY, |file| {
+    replace(&part, mode, |file| {
         file.write_all(bytes)?;
         publish(file, &part, path)
     })
 }
 
-/// The same for content that is written as it is made.
+/// The same for content that is written as it is made, which may be large: past the page cache
+/// where it is ([`DirectWriter`]).
 ///
 /// # Errors
 /// If it cannot be made or written; the file before it stays.
@@ -80,7 +87,9 @@ pub fn write_with(
 ) -> io::Result<()> {
     let part = part_path(path);
     replace(&part, MODE, |file| {
-        write(file)?;
+        let mut writer = DirectWriter::new(file);
+        write(&mut writer)?;
+        writer.finish()?;
         publish(file, &part, path)
     })
 }

@@ -7,7 +7,8 @@ use std::path::Path;
 
 use rustix::fs::OFlags;
 
-use super::{EntryKind, FileSystem, FolderEntry, OpenFile, is_refusal};
+use super::{EntryKind, FileSystem, FolderEntry, OpenFile};
+use zbelastic_whole_file::is_direct_refusal;
 
 /// Rights of a new folder: its owner's alone.
 const FOLDER_MODE: u32 = 0o700;
@@ -93,7 +94,7 @@ impl FileSystem for RealFileSystem {
 
     fn read_direct(&self, path: &Path, into: &mut [u8]) -> io::Result<usize> {
         match DIRECT_FLAG.map(|flag| read_with(OPEN_FLAGS | flag, path, into)) {
-            Some(Err(error)) if is_refusal(&error) => read_with(OPEN_FLAGS, path, into),
+            Some(Err(error)) if is_direct_refusal(&error) => read_with(OPEN_FLAGS, path, into),
             Some(read) => read,
             None => read_with(OPEN_FLAGS, path, into),
         }

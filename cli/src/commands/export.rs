@@ -7,7 +7,6 @@ mod kept;
 mod kept_checkpoints;
 mod tokenizer_source;
 
-use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
 
@@ -310,7 +309,7 @@ fn write_weights(
         let name = file.name().to_owned();
         let mut hash = blake3::Hasher::new();
         let mut length = 0;
-        let write = |to: &mut File| {
+        let write = |to: &mut dyn Write| {
             let mut to =
                 HashedFile { to, hash: &mut hash, length: &mut length, report: &mut report };
             file.write(layers, &mut to)
@@ -328,7 +327,7 @@ fn write_weights(
 
 /// A file whose bytes are hashed and counted as they are written.
 struct HashedFile<'a> {
-    to: &'a mut File,
+    to: &'a mut dyn Write,
     hash: &'a mut blake3::Hasher,
     length: &'a mut u64,
     report: &'a mut dyn FnMut(u64),

@@ -13,7 +13,7 @@ use zbelastic_machine::disk_space;
 use zbelastic_tokenizer::TokenizerFiles;
 use zbelastic_trainer::hf::{MODEL_CONFIG, WEIGHTS_FILE, WEIGHTS_INDEX};
 use zbelastic_types::Bytes;
-use zbelastic_whole_file as whole_file;
+use zbelastic_whole_file::{self as whole_file, DirectWriter};
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail, cannot_write};
 
 /// File of how text is generated.
@@ -109,10 +109,13 @@ impl PartialFolder {
     pub fn write<E>(
         &self,
         name: &str,
-        write: impl FnOnce(&mut File) -> Result<(), E>,
-        failed: impl FnOnce(io::Error) -> E,
+        write: impl FnOnce(&mut dyn Write) -> Result<(), E>,
+        failed: impl Fn(io::Error) -> E,
     ) -> Result<(), E> {
-        write(&mut File::create_new(self.file(name)).map_err(failed)?)
+        let file = File::create_new(self.file(name)).map_err(&failed)?;
+        let mut writer = DirectWriter::new(&file);
+        write(&mut writer)?;
+        writer.finish().map_err(failed)
     }
 
     /// Writes a small file.
@@ -120,7 +123,7 @@ impl PartialFolder {
     /// # Errors
     /// If it cannot be written.
     pub fn write_text(&self, name: &str, text: &str) -> Result<(), CommandFailure> {
-        let write = |file: &mut File| file.write_all(text.as_bytes());
+        let write = |file: &mut dyn Write| file.write_all(text.as_bytes());
         self.write(name, write, |error| error)
             .map_err(|error| cannot_write(&self.file(name), &error))
     }
