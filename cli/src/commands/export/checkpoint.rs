@@ -3,6 +3,7 @@
 //! Layers come as the images they are stored as, piece by piece, and are checked against the digest
 //! that the cluster agreed on. Moments are not sent: chaining values of the hash stand for them.
 
+use std::cmp::Reverse;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
@@ -40,7 +41,7 @@ pub fn describe(
 
 /// The weights of a checkpoint, layer by layer, each checked against its digest: by as many
 /// connections as a controller reads layers for at once, so that a piece that is waited for does
-/// not keep others from coming.
+/// not keep others from coming. The largest are begun first, or the last of them would come alone.
 ///
 /// # Errors
 /// If one cannot be had whole, or the cluster is not reached.
@@ -50,17 +51,16 @@ pub fn weights<'a>(
     connect: impl Fn() -> Result<ApiClient<'a>, CommandFailure> + Sync,
 ) -> Result<Vec<HostFloats>, CommandFailure> {
     let specs = model_layers(model);
-    let layers: Vec<_> = detail.layers.iter().zip(&specs).collect();
+    let mut layers: Vec<_> = detail.layers.iter().zip(&specs).enumerate().collect();
+    layers.sort_by_key(|(_, (layer, _))| Reverse(layer.bytes));
     let next = AtomicUsize::new(0);
     let read = || -> Result<Vec<(usize, HostFloats)>, CommandFailure> {
         let mut client = connect()?;
         let mut found = Vec::new();
-        while let at = next.fetch_add(1, Ordering::Relaxed)
-            && let Some((layer, spec)) = layers.get(at)
-        {
+        while let Some((at, (layer, spec))) = layers.get(next.fetch_add(1, Ordering::Relaxed)) {
             let read = fetch(detail.summary.step, layer, spec, &mut client);
             // Without one of them the others are of no use.
-            found.push((at, read.inspect_err(|_| next.store(layers.len(), Ordering::Relaxed))?));
+            found.push((*at, read.inspect_err(|_| next.store(layers.len(), Ordering::Relaxed))?));
         }
         Ok(found)
     };
