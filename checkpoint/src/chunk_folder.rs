@@ -130,6 +130,11 @@ impl ChunkFolder {
         }
     }
 
+    /// Whether chunks are written past the page cache, as far as is known.
+    pub(crate) fn writes_directly(&self) -> bool {
+        self.direct.are_supported()
+    }
+
     /// The length of a chunk's file, if it has one.
     pub(crate) fn length(&self, hash: ChunkHash) -> Result<Option<u64>, FileFault> {
         let path = self.path(hash);

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::buffers::Buffers;
-use crate::chunk_folder::{ChunkContent, ChunkFolder};
+use crate::chunk_folder::{ChunkContent, ChunkFolder, UnnamedChunk};
 use crate::error::{CheckpointStoreError, DatabaseFault, FileFault, FileOperation};
 use crate::files::FileSystem;
 use crate::index::{Index, IndexChange};
@@ -39,12 +39,19 @@ const INDEX: &str = "index";
 /// have 64 files open, enough that a sync, which the first of them pays for all, costs little.
 const CHUNKS_AT_ONCE: usize = 8;
 
+/// Files without a name, of a transfer to a [`FolderStore`].
+#[derive(Debug, Default)]
+pub struct UnnamedChunks {
+    /// Each with whether something else has its name. At most [`CHUNKS_AT_ONCE`].
+    files: Vec<(UnnamedChunk, bool)>,
+}
+
 /// A store in a folder.
 #[derive(Debug)]
 pub struct FolderStore<I> {
     folder: PathBuf,
     index: I,
-    chunks: ChunkFolder,
+    chunks: Arc<ChunkFolder>,
     buffers: Buffers,
     /// Chunks that are written for a record that is not there yet.
     uses: ChunkUses,
@@ -66,7 +73,7 @@ impl<I: Index> FolderStore<I> {
         files.sync_folder(parent).map_err(FileFault::of(FileOperation::SyncFolder, parent))?;
         let path = folder.join(INDEX);
         let failed = |fault| CheckpointStoreError::Index { folder: path.clone(), fault };
-        let chunks = ChunkFolder::open(Arc::clone(&files), folder)?;
+        let chunks = Arc::new(ChunkFolder::open(Arc::clone(&files), folder)?);
         // Chunks are written only beside an index. Checked before an index is made.
         if !I::is_there(&*files, &path).map_err(failed)? && !chunks.is_empty()? {
             return Err(failed(DatabaseFault::Lost { file: path.clone() }));
@@ -166,6 +173,8 @@ fn damage(
 }
 
 impl<I: Index> CheckpointStore for FolderStore<I> {
+    type UnnamedChunks = UnnamedChunks;
+
     fn put_from(
         &self,
         name: PieceName,
@@ -253,11 +262,20 @@ impl<I: Index> CheckpointStore for FolderStore<I> {
         self.write_arrived(hash, bytes)
     }
 
-    fn put_new_chunk(&self, bytes: &[u8]) -> Result<ChunkHash, CheckpointStoreError> {
+    fn put_new_chunk(
+        &self,
+        bytes: &[u8],
+        transfer: &mut UnnamedChunks,
+    ) -> Result<ChunkHash, CheckpointStoreError> {
         self.check_running()?;
         let hash = hash_chunk(bytes)?;
-        self.write_arrived(hash, bytes)?;
+        self.write_unnamed(hash, bytes, transfer)?;
         Ok(hash)
+    }
+
+    fn name_chunks(&self, transfer: UnnamedChunks) -> Result<(), CheckpointStoreError> {
+        self.check_running()?;
+        self.name_files(transfer.files)
     }
 
     fn put_record(

@@ -16,6 +16,10 @@ use crate::verify::Verification;
 /// Data that a call acknowledged are on the medium when it returns. Bytes that a call yields were
 /// checked against the hash they were written under.
 pub trait CheckpointStore: Send + Sync {
+    /// Chunks of a transfer that are written and have no name yet. What is dropped with it is
+    /// removed.
+    type UnnamedChunks: Default + Send;
+
     /// Writes a piece of `length` bytes, read as they are written: its chunks first, then their
     /// folder entries, then its record. Chunks that are there and whole are not written again,
     /// those that are there and damaged are replaced. A few chunks are in memory at once, for any
@@ -88,13 +92,26 @@ pub trait CheckpointStore: Send + Sync {
     /// If the bytes are not those of the name, or it is not durable.
     fn put_chunk(&self, hash: ChunkHash, bytes: &[u8]) -> Result<(), CheckpointStoreError>;
 
-    /// Writes a chunk that came from elsewhere without its name, as [`Self::put_chunk`] does, and
-    /// returns its name. Its bytes are hashed once, where a caller that hashes them for a name has
-    /// them hashed twice.
+    /// Writes a chunk that came from elsewhere without its name, and returns its name. Its bytes are
+    /// hashed once, where a caller that hashes them for a name has them hashed twice. It is as safe
+    /// from removal as one of [`Self::put_chunk`], but not durable yet and perhaps not to be read:
+    /// chunks of a transfer are synced a few at a time, the last of them by
+    /// [`Self::name_chunks`], since a disk syncs several in little more time than one.
     ///
     /// # Errors
-    /// If they are no chunk, or it is not durable.
-    fn put_new_chunk(&self, bytes: &[u8]) -> Result<ChunkHash, CheckpointStoreError>;
+    /// If they are no chunk, or one of the transfer cannot be written.
+    fn put_new_chunk(
+        &self,
+        bytes: &[u8],
+        transfer: &mut Self::UnnamedChunks,
+    ) -> Result<ChunkHash, CheckpointStoreError>;
+
+    /// Gives the chunks of a transfer that have none their names: they can be read, and
+    /// [`Self::put_record`] may name them, which makes them durable.
+    ///
+    /// # Errors
+    /// If one cannot be synced.
+    fn name_chunks(&self, transfer: Self::UnnamedChunks) -> Result<(), CheckpointStoreError>;
 
     /// Writes the record of a piece with chunks that came from elsewhere, durably.
     ///

@@ -90,7 +90,15 @@ fn story(
     store.remove(&removals)?;
     // A chunk that was just removed.
     put(store, model, name(3, 1), noise(2, CHUNK_BYTES + 1300).split_off(CHUNK_BYTES))?;
-    put(store, model, name(3, 0), noise(4, 100))?;
+    // Chunks that are synced together.
+    let fetched = noise(4, CHUNK_BYTES + 40);
+    let mut transfer = Default::default();
+    let write = |chunk| store.put_new_chunk(chunk, &mut transfer);
+    let chunks = fetched.chunks(CHUNK_BYTES).map(write).collect::<Result<_, _>>()?;
+    store.name_chunks(transfer)?;
+    let length = fetched.len() as u64;
+    store.put_record(name(3, 0), &PieceRecord { length, chunks })?;
+    model.pieces.insert(name(3, 0), fetched);
     put_manifest(store, model, 3)
 }
 

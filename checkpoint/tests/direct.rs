@@ -77,7 +77,9 @@ fn check_lengths(place: &DirectTestFolder) {
         let record = store.put(name(1, layer), &piece).expect("durable");
         assert!(place.bytes_of(record.chunks[0]) == piece, "a piece of {length} bytes");
         assert!(store.get(name(1, layer)).expect("readable") == piece, "{length} bytes are read");
-        let hash = store.put_new_chunk(&arrived).expect("durable");
+        let mut transfer = Default::default();
+        let hash = store.put_new_chunk(&arrived, &mut transfer).expect("written");
+        store.name_chunks(transfer).expect("durable");
         assert_eq!(hash, ChunkHash::of(&arrived));
         assert!(place.bytes_of(hash) == arrived, "a chunk of {length} bytes");
         assert!(store.chunk(hash).expect("readable") == arrived, "{length} bytes are read");

@@ -104,7 +104,9 @@ fn nothing_waits_for_a_long_put() {
         assert!(removed.contains_key(&RemovalTarget::Piece(name(1, 1))));
         assert!(removed.contains_key(&RemovalTarget::Chunk(ChunkHash::of(&other))));
         store.put(name(3, 0), &noise(7, 1000)).expect("a keeper goes on");
-        store.put_new_chunk(&noise(8, 1000)).expect("a fetch goes on");
+        let mut transfer = Default::default();
+        store.put_new_chunk(&noise(8, 1000), &mut transfer).expect("a fetch goes on");
+        store.name_chunks(transfer).expect("to its end");
     });
     assert_eq!(store.get(name(2, 0)).expect("whole"), bytes);
 }

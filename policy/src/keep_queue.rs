@@ -1,5 +1,5 @@
-//! Pieces of checkpoints that other nodes request this node to keep: fetched and written one after
-//! the other, so that no more than one layer is in memory for it, while the requesters receive
+//! Pieces of checkpoints that other nodes request this node to keep: fetched and written a few at a
+//! time, so that no more than some chunks are in memory for it, while the requesters receive
 //! progress reports.
 
 use std::collections::VecDeque;
@@ -9,10 +9,13 @@ use zbelastic_types::NodeId;
 
 use crate::keep_quota::{KeepQuota, QuotaExceeded};
 use crate::piece::PieceRef;
+use crate::work_counter::WorkCounter;
 
 /// Pieces of one requester that wait at once: the layers of two checkpoints of the largest model.
 /// Another one is refused.
 const WAITING_MAX: usize = 2048;
+/// Pieces that are fetched at once: while one's bytes are hashed or synced, another's arrive.
+pub const UNDER_WAY_MAX: usize = 2;
 /// Ticks between two progress reports to the requesters.
 const REPORT_TICKS: u32 = 100;
 
@@ -21,13 +24,26 @@ const REPORT_TICKS: u32 = 100;
 pub struct KeepQueue {
     quota: KeepQuota,
     waiting: VecDeque<(PieceRef, NodeId)>,
-    under_way: Option<(PieceRef, NodeId)>,
-    /// Bytes of such pieces that had arrived when the one under way was begun, and by now.
-    began_at: u64,
-    arrived: u64,
+    /// At most [`UNDER_WAY_MAX`], in the order in which they were begun.
+    under_way: Vec<PieceUnderWay>,
+    /// Bytes that had arrived of pieces that are not under way any more.
+    arrived_before: u64,
     /// Bytes that had arrived at the last report.
     reported: u64,
     ticks: u32,
+}
+
+#[derive(Debug)]
+struct PieceUnderWay {
+    piece: PieceRef,
+    requested_by: NodeId,
+    arrived: WorkCounter,
+}
+
+impl PieceUnderWay {
+    fn is_of(&self, request: (PieceRef, NodeId)) -> bool {
+        (self.piece, self.requested_by) == request
+    }
 }
 
 /// A report to the requester of a piece.
@@ -60,7 +76,8 @@ impl KeepQueue {
     /// If too much of the node waits or is kept.
     pub fn push(&mut self, piece: PieceRef, node: NodeId) -> Result<(), KeepQueueRefusal> {
         let request = (piece, node);
-        if self.under_way == Some(request) || self.waiting.contains(&request) {
+        let is_under_way = self.under_way.iter().any(|begun| begun.is_of(request));
+        if is_under_way || self.waiting.contains(&request) {
             return Ok(());
         }
         if self.waiting.iter().filter(|(_, requested_by)| *requested_by == node).count()
@@ -78,43 +95,52 @@ impl KeepQueue {
         self.quota.note_referred(versions);
     }
 
-    /// The next piece to fetch, if none is under way.
-    pub fn poll(&mut self) -> Option<(PieceRef, NodeId)> {
-        if self.under_way.is_some() {
+    /// The next piece to fetch, if not enough are under way, and the counter of its bytes that
+    /// arrive: of nothing else, or a piece that never comes would be waited for as long as anything
+    /// does.
+    pub fn poll(&mut self) -> Option<(PieceRef, NodeId, WorkCounter)> {
+        if self.under_way.len() >= UNDER_WAY_MAX {
             return None;
         }
-        self.under_way = self.waiting.pop_front();
-        self.began_at = self.arrived;
-        self.under_way
+        let (piece, requested_by) = self.waiting.pop_front()?;
+        let arrived = WorkCounter::default();
+        self.under_way.push(PieceUnderWay { piece, requested_by, arrived: arrived.clone() });
+        Some((piece, requested_by, arrived))
     }
 
     /// Whether a piece is under way.
     #[must_use]
     pub const fn is_busy(&self) -> bool {
-        self.under_way.is_some()
+        !self.under_way.is_empty()
+    }
+
+    /// Bytes of pieces that arrived here to be kept.
+    #[must_use]
+    pub fn arrived(&self) -> u64 {
+        let under_way = self.under_way.iter().map(|begun| begun.arrived.total());
+        self.arrived_before + under_way.sum::<u64>()
     }
 
     /// A piece is kept, or will not be.
     pub fn note_done(&mut self, piece: PieceRef, node: NodeId) {
-        self.under_way.take_if(|under_way| *under_way == (piece, node));
+        for begun in self.under_way.extract_if(.., |begun| begun.is_of((piece, node))) {
+            self.arrived_before += begun.arrived.total();
+        }
     }
 
-    /// A tick, and the bytes of pieces that arrived here to be kept by now: of nothing else, or a
-    /// piece that never comes would be waited for as long as anything does. Returns the reports that
-    /// are due.
-    pub fn handle_tick(&mut self, arrived: u64) -> Vec<KeepReport> {
+    /// A tick. Returns the reports that are due, if bytes of pieces arrived since the last ones.
+    pub fn handle_tick(&mut self) -> Vec<KeepReport> {
         self.ticks += 1;
-        self.arrived = arrived;
+        let arrived = self.arrived();
         if self.ticks < REPORT_TICKS || arrived == self.reported {
             return Vec::new();
         }
         (self.ticks, self.reported) = (0, arrived);
         let mut left = 0;
-        let of_current = arrived - self.began_at;
-        let current = self
-            .under_way
-            .iter()
-            .map(|(piece, node)| (*piece, *node, piece.length.saturating_sub(of_current)));
+        let current = self.under_way.iter().map(|begun| {
+            let bytes = begun.piece.length.saturating_sub(begun.arrived.total());
+            (begun.piece, begun.requested_by, bytes)
+        });
         let waiting = self.waiting.iter().map(|(piece, node)| (*piece, *node, piece.length));
         let reports = current.chain(waiting).map(|(piece, requested_by, bytes)| {
             left += bytes;
@@ -135,21 +161,32 @@ mod tests {
         PieceRef { run: RunId(1), version: Step(4), layer: LayerId(layer), digest, length: 10 }
     }
 
+    fn begin(queue: &mut KeepQueue) -> Option<(PieceRef, NodeId)> {
+        queue.poll().map(|(piece, node, _)| (piece, node))
+    }
+
     #[test]
-    fn pieces_are_kept_one_after_the_other_and_each_once() {
+    fn a_few_pieces_are_kept_at_once_in_their_order_and_each_once() {
         let mut queue = KeepQueue::default();
-        for layer in [1, 2, 1] {
+        let layers = [1, 2, 1, 3, 4];
+        for layer in layers {
             assert_eq!(queue.push(piece(layer), NodeId(7)), Ok(()));
         }
-        assert_eq!(queue.poll(), Some((piece(1), NodeId(7))));
+        assert_eq!(begin(&mut queue), Some((piece(1), NodeId(7))));
+        assert_eq!(begin(&mut queue), Some((piece(2), NodeId(7))));
         assert_eq!(queue.push(piece(1), NodeId(7)), Ok(()));
-        assert_eq!(queue.poll(), None, "one is under way");
+        assert_eq!(begin(&mut queue), None, "enough are under way");
+        queue.note_done(piece(3), NodeId(7));
+        assert_eq!(begin(&mut queue), None, "that one is not");
         queue.note_done(piece(2), NodeId(7));
-        assert_eq!(queue.poll(), None, "another one is");
+        assert_eq!(begin(&mut queue), Some((piece(3), NodeId(7))));
         queue.note_done(piece(1), NodeId(7));
-        assert_eq!(queue.poll(), Some((piece(2), NodeId(7))));
-        queue.note_done(piece(2), NodeId(7));
-        assert_eq!(queue.poll(), None);
+        assert_eq!(begin(&mut queue), Some((piece(4), NodeId(7))));
+        queue.note_done(piece(3), NodeId(7));
+        assert_eq!(begin(&mut queue), None);
+        assert!(queue.is_busy());
+        queue.note_done(piece(4), NodeId(7));
+        assert!(!queue.is_busy());
     }
 
     #[test]
@@ -157,20 +194,29 @@ mod tests {
         let mut queue = KeepQueue::default();
         queue.push(piece(1), NodeId(7)).expect("space");
         queue.push(piece(2), NodeId(8)).expect("space");
-        queue.poll();
-        assert!((1..REPORT_TICKS).all(|_| queue.handle_tick(5).is_empty()));
+        queue.push(piece(3), NodeId(8)).expect("space");
+        let [first, second] = [(); 2].map(|()| queue.poll().expect("it waits").2);
+        first.add(3);
+        second.add(2);
+        let quiet =
+            |queue: &mut KeepQueue, ticks| (0..ticks).all(|_| queue.handle_tick().is_empty());
+        assert!(quiet(&mut queue, REPORT_TICKS - 1));
         let report = |layer, requested_by, left| KeepReport {
             piece: piece(layer),
             requested_by: NodeId(requested_by),
             left,
         };
-        assert_eq!(queue.handle_tick(5), [report(1, 7, 5), report(2, 8, 15)]);
-        assert!((0..3 * REPORT_TICKS).all(|_| queue.handle_tick(5).is_empty()), "nothing moves");
-        assert_eq!(queue.handle_tick(6), [report(1, 7, 4), report(2, 8, 14)]);
+        assert_eq!(queue.handle_tick(), [report(1, 7, 7), report(2, 8, 15), report(3, 8, 25)]);
+        assert!(quiet(&mut queue, 3 * REPORT_TICKS), "nothing moves");
+        second.add(1);
+        assert_eq!(queue.handle_tick(), [report(1, 7, 7), report(2, 8, 14), report(3, 8, 24)]);
+        // It was not received whole: what is left of the others becomes less all the same.
         queue.note_done(piece(1), NodeId(7));
-        queue.poll();
-        assert!((1..REPORT_TICKS).all(|_| queue.handle_tick(9).is_empty()));
-        assert_eq!(queue.handle_tick(9), [report(2, 8, 7)]);
+        let third = queue.poll().expect("it waits").2;
+        assert_eq!(queue.arrived(), 6);
+        assert!(quiet(&mut queue, 2 * REPORT_TICKS), "nothing moves");
+        third.add(4);
+        assert_eq!(queue.handle_tick(), [report(2, 8, 7), report(3, 8, 13)]);
     }
 
     #[test]

@@ -34,6 +34,8 @@ struct PieceCopyState {
     generation: Generation,
     /// Whether the store here has it; none while it is written.
     is_local: Option<bool>,
+    /// Whether others can fetch it before it was written here.
+    is_offered: bool,
     /// Copies that make it durable, here and elsewhere.
     wanted: usize,
     /// Nodes that were sent the request and have not answered, with what they reported.
@@ -103,22 +105,24 @@ impl PieceCopyState {
         self.kept.len() + usize::from(self.is_local == Some(true))
     }
 
-    /// Other nodes fetch it from here, so no request is sent before it was written, or could not
-    /// be.
+    /// Other nodes fetch it from here, so no request is sent before they can: it was written, could
+    /// not be, or is offered from memory. The copy that is being written here counts as one that
+    /// will be.
     fn next(&mut self) -> PieceCopyAction {
-        if self.is_local.is_none() {
+        let is_written = self.is_local.is_some();
+        if !is_written && !self.is_offered {
             return PieceCopyAction::Wait;
         }
         let copies = self.copies();
         let wanted = self.wanted;
         let generation = self.generation;
-        let missing = wanted.saturating_sub(copies);
+        let missing = wanted.saturating_sub(copies + usize::from(!is_written));
         let open = missing.saturating_sub(self.requested.len());
         let now: Vec<_> = self.others.drain(..open.min(self.others.len())).collect();
         self.requested.extend(now.iter().map(|node| (*node, KeepProgress::default())));
         if !now.is_empty() {
             PieceCopyAction::Request(now)
-        } else if missing > 0 && !self.requested.is_empty() {
+        } else if !is_written || (missing > 0 && !self.requested.is_empty()) {
             PieceCopyAction::Wait
         } else if copies > 0 {
             PieceCopyAction::Durable { generation, copies, wanted }
@@ -130,27 +134,31 @@ impl PieceCopyState {
 
 impl PieceCopies {
     /// A piece that was sealed under this plan is being written here; `others` may keep it too, the
-    /// best first. As many are to as are desired, or all if there are fewer.
+    /// best first. As many are to as are desired, or all if there are fewer: at once if it is
+    /// offered to them, and else behind the write.
     pub fn begin(
         &mut self,
         (piece, generation): (PieceRef, Generation),
         wanted: usize,
-        others: Vec<NodeId>,
-    ) {
+        (others, is_offered): (Vec<NodeId>, bool),
+    ) -> PieceCopyAction {
         let wanted = 1 + wanted.min(others.len());
         let requested = BTreeMap::new();
         let kept = BTreeSet::new();
         let others = others.into();
-        let state = PieceCopyState {
+        let mut state = PieceCopyState {
             generation,
             is_local: None,
+            is_offered,
             wanted,
             requested,
             kept,
             others,
             ticks: 0,
         };
+        let next = state.next();
         self.under_way.insert(piece, state);
+        next
     }
 
     /// The store here has it, or cannot store it.
@@ -254,7 +262,9 @@ mod tests {
     /// candidates.
     fn begun(wanted: usize, others: u64) -> PieceCopies {
         let mut copies = PieceCopies::default();
-        copies.begin((piece(0), GENERATION), wanted, (1..=others).map(NodeId).collect());
+        let others = (1..=others).map(NodeId).collect();
+        let next = copies.begin((piece(0), GENERATION), wanted, (others, false));
+        assert_eq!(next, PieceCopyAction::Wait, "nobody can fetch it yet");
         copies
     }
 
@@ -269,6 +279,33 @@ mod tests {
         );
         assert_eq!(copies.note_kept(piece(0), NodeId(1), true), durable(2, 2));
         assert_eq!(copies.note_kept(piece(0), NodeId(1), true), PieceCopyAction::Wait, "once");
+    }
+
+    #[test]
+    fn others_fetch_a_piece_from_memory_while_it_is_written_here() {
+        let begun = |others: u64| {
+            let mut copies = PieceCopies::default();
+            let others = (1..=others).map(NodeId).collect();
+            let next = copies.begin((piece(0), GENERATION), 1, (others, true));
+            (copies, next)
+        };
+        let (mut copies, next) = begun(3);
+        assert_eq!(next, request(&[1]));
+        assert_eq!(copies.note_kept(piece(0), NodeId(1), false), request(&[2]));
+        assert_eq!(copies.note_kept(piece(0), NodeId(2), true), PieceCopyAction::Wait);
+        assert_eq!(copies.note_local(piece(0), true), durable(2, 2));
+        // The store here that takes no more is replaced as well.
+        let (mut copies, _) = begun(3);
+        assert_eq!(copies.note_local(piece(0), false), request(&[2]));
+        assert_eq!(copies.note_kept(piece(0), NodeId(2), true), PieceCopyAction::Wait);
+        assert_eq!(copies.note_kept(piece(0), NodeId(1), true), durable(2, 2));
+        // Nobody keeps it: it is on its way to the disk here all the same.
+        let (mut copies, _) = begun(1);
+        assert_eq!(copies.note_kept(piece(0), NodeId(1), false), PieceCopyAction::Wait);
+        assert_eq!(copies.note_local(piece(0), true), durable(1, 2));
+        let (mut copies, next) = begun(0);
+        assert_eq!(next, PieceCopyAction::Wait);
+        assert_eq!(copies.note_local(piece(0), true), durable(1, 1));
     }
 
     #[test]

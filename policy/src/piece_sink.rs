@@ -49,6 +49,8 @@ pub enum PieceError {
 pub struct PieceSink<S: CheckpointStore> {
     store: Arc<S>,
     piece: PieceRef,
+    /// Chunks that are written and not durable yet.
+    transfer: S::UnnamedChunks,
     /// Chunks that are whole, by their place.
     whole: BTreeMap<u64, ChunkHash>,
     /// Chunks of which some bytes are missing, with how many came.
@@ -68,10 +70,11 @@ impl<S: CheckpointStore> PieceSink<S> {
     #[must_use]
     pub fn new(store: Arc<S>, piece: PieceRef, written: WorkCounter) -> Self {
         let digester = ImageDigester::new(piece.length);
+        let transfer = S::UnnamedChunks::default();
         let whole = BTreeMap::new();
         let partial = BTreeMap::new();
         let spare = Vec::new();
-        Self { store, piece, whole, partial, spare, digester, hashed: 0, written }
+        Self { store, piece, transfer, whole, partial, spare, digester, hashed: 0, written }
     }
 
     /// A chunk is whole: it is hashed, if those before it were, and written.
@@ -80,7 +83,8 @@ impl<S: CheckpointStore> PieceSink<S> {
             self.digester.push(&chunk).map_err(io::Error::other)?;
             self.hashed += 1;
         }
-        let hash = self.store.put_new_chunk(&chunk).map_err(io::Error::other)?;
+        let put = self.store.put_new_chunk(&chunk, &mut self.transfer);
+        let hash = put.map_err(io::Error::other)?;
         self.written.add(chunk.len() as u64);
         self.whole.insert(index, hash);
         self.spare = chunk;
@@ -117,6 +121,7 @@ impl<S: CheckpointStore> PieceSink<S> {
         if found != expected {
             return Err(PieceError::Incomplete { expected, found });
         }
+        self.store.name_chunks(std::mem::take(&mut self.transfer))?;
         for hash in record.chunks.iter().skip(self.hashed as usize) {
             self.digester.push(&self.store.chunk(*hash)?)?;
         }

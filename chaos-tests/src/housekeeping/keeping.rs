@@ -46,8 +46,9 @@ impl MemberKeeping {
 
     fn keep_next(&self, env: &mut HousekeepingSurroundings<'_>, node: NodeId) {
         let member = env.cluster.members.get_mut(&node).expect("a member");
-        if let Some((piece, from)) = member.process.keeping.poll() {
-            self.fetch(env, node, from, piece, FetchReason::Keep);
+        let begun: Vec<_> = std::iter::from_fn(|| member.process.keeping.poll()).collect();
+        for (piece, from, arrived) in begun {
+            self.fetch(env, node, from, piece, FetchReason::Keep(arrived));
         }
     }
 
@@ -83,7 +84,8 @@ impl MemberKeeping {
         let Some(member) = env.cluster.process(at) else { return };
         let store = member.disk.store().filter(|_| !member.disk.is_stuck).cloned();
         let is_here = store.as_ref().is_some_and(|store| {
-            matches!(reason, FetchReason::Keep) && matches!(store.record(piece.name()), Ok(Some(_)))
+            matches!(reason, FetchReason::Keep(_))
+                && matches!(store.record(piece.name()), Ok(Some(_)))
         });
         let has_space = member.disk.disk_space().check(Bytes(piece.length)).is_ok();
         let store = store.filter(|_| has_space);
@@ -97,9 +99,11 @@ impl MemberKeeping {
         }
         let bytes = u64::from(is_kept) * piece.length;
         member.process.stored_bytes += bytes;
-        member.process.kept_bytes += bytes;
         match reason {
-            FetchReason::Keep => self.answer_keep(env, node, from, (piece, is_kept)),
+            FetchReason::Keep(arrived) => {
+                arrived.add(bytes);
+                self.answer_keep(env, node, from, (piece, is_kept));
+            }
             FetchReason::Mend(others) if !is_kept => self.mend(env, node, piece, others),
             FetchReason::Mend(_) => env.check.markers.note(HousekeepingMarker::PieceMended),
         }

@@ -96,8 +96,6 @@ pub struct MemberProcess {
     pub fetch: Option<DataFetch>,
     /// Bytes that its store has taken.
     pub stored_bytes: u64,
-    /// Those of them that are kept for other members.
-    pub kept_bytes: u64,
     /// The same at the last tick.
     pub stored_bytes_before: u64,
 }
@@ -125,7 +123,6 @@ impl MemberProcess {
             banned: BTreeSet::new(),
             fetch: None,
             stored_bytes: 0,
-            kept_bytes: 0,
             stored_bytes_before: 0,
         }
     }

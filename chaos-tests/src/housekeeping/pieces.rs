@@ -113,9 +113,13 @@ impl MemberCheckpoints {
         let member = env.cluster.members.get_mut(&node).expect("a member");
         let process = &mut member.process;
         let others = process.roster.keepers(&process.contacts, piece.layer);
-        process.copies.begin((piece, generation), copies, others);
+        // Of every other version others have the request before the disk here has the piece, as of
+        // the last one of a run.
+        let is_offered = (piece.version.0 / STEPS).is_multiple_of(2);
+        let next = process.copies.begin((piece, generation), copies, (others, is_offered));
         process.offered.insert(piece, Arc::new(bytes));
         env.queue.push(at, HousekeepingEvent::Written { at: (node, member.life), piece });
+        self.continue_copying(env, node, piece, next);
     }
 
     /// A piece of a member's own comes to its disk.
@@ -289,7 +293,7 @@ impl MemberCheckpoints {
     pub(super) fn tick_pieces(&self, env: &mut HousekeepingSurroundings<'_>, node: NodeId) {
         let member = env.cluster.members.get_mut(&node).expect("a member");
         let process = &mut member.process;
-        let keeping = process.keeping.handle_tick(process.kept_bytes);
+        let keeping = process.keeping.handle_tick();
         if std::mem::replace(&mut process.stored_bytes_before, process.stored_bytes)
             != process.stored_bytes
         {

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use zbelastic_consensus::contacts::Contacts;
 use zbelastic_consensus::member::Role;
+use zbelastic_policy::WorkCounter;
 use zbelastic_policy::data::{DataFetchOutcome, DataName};
 use zbelastic_policy::data_chunks::ChunkHashes;
 use zbelastic_policy::piece::{PieceRef, StoreReferences};
@@ -67,8 +68,8 @@ pub(super) enum MemberMessage {
 /// Why a piece is fetched.
 #[derive(Clone, Debug)]
 pub(super) enum FetchReason {
-    /// Another node requests that it is kept.
-    Keep,
+    /// Another node requests that it is kept; bytes of it that arrived are counted.
+    Keep(WorkCounter),
     /// It is damaged here; it may be fetched from these nodes next.
     Mend(Vec<NodeId>),
 }

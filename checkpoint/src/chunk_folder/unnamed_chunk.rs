@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::{ChunkFolder, DAMAGED, TEMPORARY, TEMPORARY_SUFFIX};
@@ -12,8 +13,8 @@ use crate::names::ChunkHash;
 
 /// A chunk's file that has no name yet. It is removed when this value is dropped.
 #[derive(Debug)]
-pub(crate) struct UnnamedChunk<'a> {
-    chunks: &'a ChunkFolder,
+pub(crate) struct UnnamedChunk {
+    chunks: Arc<ChunkFolder>,
     path: PathBuf,
     file: Box<dyn OpenFile>,
     hash: ChunkHash,
@@ -24,21 +25,22 @@ pub(crate) struct UnnamedChunk<'a> {
 impl ChunkFolder {
     /// Writes a chunk's bytes into a file without a name.
     pub(crate) fn write(
-        &self,
+        self: &Arc<Self>,
         hash: ChunkHash,
         chunk: &ChunkBuffer<'_>,
-    ) -> Result<UnnamedChunk<'_>, FileFault> {
+    ) -> Result<UnnamedChunk, FileFault> {
         let number = self.temporaries.fetch_add(1, Ordering::Relaxed);
         let path = self.folder.join(TEMPORARY).join(format!("{number}{TEMPORARY_SUFFIX}"));
         let file = self.files.create(&path).map_err(FileFault::of(FileOperation::Create, &path))?;
+        let chunks = Arc::clone(self);
         let mut unnamed =
-            UnnamedChunk { chunks: self, path, file, hash, is_synced: false, is_named: false };
+            UnnamedChunk { chunks, path, file, hash, is_synced: false, is_named: false };
         self.direct.write(&*self.files, &unnamed.path, &mut *unnamed.file, chunk)?;
         Ok(unnamed)
     }
 }
 
-impl UnnamedChunk<'_> {
+impl UnnamedChunk {
     /// Waits until the bytes are durable.
     pub(crate) fn sync(&mut self) -> Result<(), FileFault> {
         self.file.sync().map_err(FileFault::of(FileOperation::Sync, &self.path))?;
@@ -49,7 +51,7 @@ impl UnnamedChunk<'_> {
     /// Gives the file its chunk's name. The name is durable after [`ChunkFolder::sync_names`].
     pub(crate) fn rename_into_place(mut self) -> Result<(), FileFault> {
         assert!(self.is_synced, "a file without durable bytes gets no name");
-        let chunks = self.chunks;
+        let chunks = Arc::clone(&self.chunks);
         let path = chunks.path(self.hash);
         let folder = usize::from(self.hash.0[0]);
         // Before the rename: a thread that finds the file must find the folder changed as well.
@@ -73,7 +75,7 @@ impl UnnamedChunk<'_> {
     }
 }
 
-impl Drop for UnnamedChunk<'_> {
+impl Drop for UnnamedChunk {
     fn drop(&mut self) {
         if !self.is_named {
             // A file that cannot be removed now is removed when the store is opened again.

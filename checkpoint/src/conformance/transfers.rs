@@ -43,15 +43,17 @@ pub fn a_transfer_makes_a_piece(fixture: &mut impl StoreFixture) {
 pub fn a_chunk_is_told_its_name(fixture: &mut impl StoreFixture) {
     let store = fixture.open(None);
     let bytes = noise(1, CHUNK_BYTES + 3);
-    let put = |chunk| store.put_new_chunk(chunk).expect("durable");
+    let mut transfer = Default::default();
+    let put = |chunk| store.put_new_chunk(chunk, &mut transfer).expect("written");
     let chunks: Vec<_> = bytes.chunks(CHUNK_BYTES).map(put).collect();
     let record = PieceRecord::of(&bytes);
     assert_eq!(chunks, record.chunks);
     assert_eq!(store.inventory().expect("readable").under_way, chunks.into_iter().collect());
+    store.name_chunks(transfer).expect("synced");
     store.put_record(name(1, 0), &record).expect("durable");
     assert!(store.get(name(1, 0)).expect("readable") == bytes, "it is the piece");
     for length in [0, CHUNK_BYTES + 1] {
-        let refused = store.put_new_chunk(&noise(2, length));
+        let refused = store.put_new_chunk(&noise(2, length), &mut Default::default());
         assert!(
             matches!(refused, Err(CheckpointStoreError::ChunkLength { found }) if found == length)
         );

@@ -51,10 +51,13 @@ impl BlobRegistry {
 
     /// Offers a piece of the checkpoint after the last step, version `last`, until it is withdrawn;
     /// others are read from the store. No COMMIT changes these weights, so none is copied for it.
-    pub fn offer_last(&self, last: Step, piece: PieceRef, body: &Arc<LayerSnapshot>) {
-        if piece.version >= last {
+    /// Returns whether it is offered.
+    pub fn offer_last(&self, last: Step, piece: PieceRef, body: &Arc<LayerSnapshot>) -> bool {
+        let is_last = piece.version >= last;
+        if is_last {
             self.offer(BulkKey::Piece(piece), body.clone());
         }
+        is_last
     }
 
     /// Withdraws the layers that were offered for plans before this one.
@@ -93,7 +96,7 @@ mod tests {
             let image = LayerImage { layer, version, w: floats(), m: floats(), v: floats() };
             let body = Arc::new(LayerSnapshot::new(Arc::new(image)));
             let piece = PieceRef { run: RunId(1), version, layer, digest, length: body.bytes() };
-            registry.offer_last(Step(10), piece, &body);
+            assert_eq!(registry.offer_last(Step(10), piece, &body), version >= Step(10));
             BulkKey::Piece(piece)
         };
         let before = piece(Step(9));

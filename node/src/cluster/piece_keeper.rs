@@ -1,12 +1,11 @@
-//! Pieces of checkpoints that this node keeps because another one requests it: fetched one after
-//! the other, and answered when they are durable here.
+//! Pieces of checkpoints that this node keeps because another one requests it: fetched a few at a
+//! time, and answered when they are durable here.
 
 use zbelastic_checkpoint::CheckpointId;
 use zbelastic_trainer::elastic::ChainingValue;
 use zbelastic_types::NodeId;
 use zbelastic_wire::{NodeMessage, PieceRef};
 
-use super::activity::WorkCounter;
 use super::background::BackgroundTasks;
 use super::journal::Journal;
 use super::keep_queue::{KeepQueue, KeepReport};
@@ -28,14 +27,13 @@ pub struct PieceFetchResult {
 #[derive(Default)]
 pub struct PieceKeeper {
     queue: KeepQueue,
-    progress: WorkCounter,
 }
 
 impl PieceKeeper {
     /// Bytes of pieces that arrived to be kept.
     #[must_use]
     pub fn arrived(&self) -> u64 {
-        self.progress.total()
+        self.queue.arrived()
     }
 
     /// Whether a piece is being fetched.
@@ -68,20 +66,20 @@ impl PieceKeeper {
         self.queue.note_referred(versions);
     }
 
-    /// Begins to fetch the next piece, if one waits and none is under way.
+    /// Begins to fetch pieces that wait, as many as are fetched at once.
     pub fn fetch_next<C>(&mut self, tasks: &BackgroundTasks<C>)
     where
         C: From<PieceFetchResult> + Send + 'static,
     {
-        let Some((piece, requested_by)) = self.queue.poll() else { return };
-        let transport = tasks.transport().clone();
-        let checkpoint_thread = tasks.checkpoint_thread().clone();
-        let progress = self.progress.clone();
-        tasks.spawn(async move {
-            let outcome =
-                fetch_piece(&transport, &checkpoint_thread, piece, requested_by, progress).await;
-            C::from(PieceFetchResult { piece, requested_by, outcome })
-        });
+        while let Some((piece, requested_by, arrived)) = self.queue.poll() {
+            let transport = tasks.transport().clone();
+            let checkpoint_thread = tasks.checkpoint_thread().clone();
+            tasks.spawn(async move {
+                let outcome =
+                    fetch_piece(&transport, &checkpoint_thread, piece, requested_by, arrived).await;
+                C::from(PieceFetchResult { piece, requested_by, outcome })
+            });
+        }
     }
 
     /// A piece was fetched, or not: its requester is answered.
@@ -105,7 +103,7 @@ impl PieceKeeper {
     /// Reports to the owners of pieces that wait here that these make progress, if they do and not
     /// only ticks pass.
     pub fn handle_tick(&mut self, outbox: &mut Outbox) {
-        for report in self.queue.handle_tick(self.progress.total()) {
+        for report in self.queue.handle_tick() {
             let KeepReport { piece, requested_by, left } = report;
             outbox.send(requested_by, NodeMessage::KeepingLeft { piece, left });
             outbox.send(requested_by, NodeMessage::Keeping(piece));
@@ -140,7 +138,8 @@ mod tests {
         assert_eq!(outbox.take(), [], "it is answered when the piece is here");
         let outcomes = [(1, Ok(Vec::new())), (2, Err(PieceFetchError::NoStore))];
         for (layer, outcome) in outcomes {
-            assert_eq!(keeper.queue.poll(), Some((piece(layer), NodeId(5))));
+            let begun = keeper.queue.poll().map(|(piece, node, _)| (piece, node));
+            assert_eq!(begun, Some((piece(layer), NodeId(5))));
             let result = PieceFetchResult { piece: piece(layer), requested_by: NodeId(5), outcome };
             keeper.note_fetched(result, (&mut outbox, &mut journal));
         }

@@ -180,11 +180,12 @@ impl WorkerPieces {
         let piece = PieceRef { run, version, layer, digest, length: snapshot.bytes() };
         let required = job.active().map_or(0, ActiveJob::copies);
         let others = roster.keepers(ports.session.contacts(), layer);
-        self.copies.begin((piece, generation), required, others);
         ports.work_log.begin_writing(piece);
-        if let Some(job) = job.active() {
-            self.blob_registry.offer_last(job.last_version(), piece, &snapshot);
-        }
+        let last = job.active().map(ActiveJob::last_version);
+        let offered = last.map(|last| self.blob_registry.offer_last(last, piece, &snapshot));
+        let others = (others, offered == Some(true));
+        let next = self.copies.begin((piece, generation), required, others);
+        self.continue_copying(piece, next, ports);
         if ports.tasks.checkpoint_thread().put(piece, snapshot.clone()).is_err() {
             ports.journal.warn(format!("layer {layer} is not kept: too much waits for the disk"));
             self.note_own(piece, Some(snapshot), ports);
