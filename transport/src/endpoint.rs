@@ -19,6 +19,7 @@ mod hub;
 mod join;
 mod link;
 mod live_counters;
+mod local_requests;
 mod setup;
 mod socket;
 mod supervisor;

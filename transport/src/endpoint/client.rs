@@ -16,11 +16,14 @@ use zbelastic_identity::{
 
 use super::greeting::{SERVER_NAME, exchange_hellos};
 use super::hello::PeerHello;
+use super::local_requests::LocalRequests;
 use super::socket::bind_udp;
 use super::tuning::{client_config, dialling_endpoint_config, open_for_client};
 use crate::close_code::CloseCode;
 use crate::dial_problem::{DialProblem, problem_of};
+use crate::event::TransportPath;
 use crate::limits::{PEER_ADDRESSES_MAX, TransportLimits};
+use crate::local::HostIdentity;
 use crate::request::{RequestError, send_request};
 use crate::version::VERSIONS;
 
@@ -35,6 +38,8 @@ pub struct AdminClient {
     connection: Connection,
     endpoint: Endpoint,
     limits: TransportLimits,
+    /// The node's socket, if it is on this host.
+    local: Option<LocalRequests>,
     /// The stream of the hellos: it stays open as long as the connection.
     _hello: (SendStream, RecvStream),
 }
@@ -77,10 +82,11 @@ impl AdminClient {
         let mut problem = DialProblem::NoSuchHost;
         for found in resolve(address).await? {
             match dial(found, &config, limits).await {
-                Ok((endpoint, connection, peer, hello)) => {
+                Ok(DialledNode { endpoint, connection, peer, local, hello }) => {
                     let address = address.to_owned();
                     let limits = limits.clone();
-                    return Ok(Self { peer, address, connection, endpoint, limits, _hello: hello });
+                    let _hello = hello;
+                    return Ok(Self { peer, address, connection, endpoint, limits, local, _hello });
                 }
                 Err(failed) => problem = failed,
             }
@@ -107,7 +113,19 @@ impl AdminClient {
         bytes: Vec<u8>,
         within: Duration,
     ) -> Result<Vec<u8>, RequestError> {
+        if let Some(local) = &self.local
+            && let Some(answered) = local.send(&bytes, within).await
+        {
+            return answered;
+        }
         send_request(&self.connection, &bytes, within).await
+    }
+
+    /// The path that the last request took.
+    #[must_use]
+    pub fn path(&self) -> TransportPath {
+        let is_local = self.local.as_ref().is_some_and(LocalRequests::is_open);
+        if is_local { TransportPath::SameHost } else { TransportPath::Quic }
     }
 
     /// Identity of the node that this client is connected to.
@@ -146,13 +164,20 @@ async fn resolve(address: &str) -> Result<Vec<SocketAddr>, DialProblem> {
     Ok(found.take(PEER_ADDRESSES_MAX).collect())
 }
 
-type DialledConnection = (Endpoint, Connection, PeerIdentity, (SendStream, RecvStream));
+/// A node that was dialled, and the stream of the hellos.
+struct DialledNode {
+    endpoint: Endpoint,
+    connection: Connection,
+    peer: PeerIdentity,
+    local: Option<LocalRequests>,
+    hello: (SendStream, RecvStream),
+}
 
 async fn dial(
     address: SocketAddr,
     config: &ClientConfig,
     limits: &TransportLimits,
-) -> Result<DialledConnection, DialProblem> {
+) -> Result<DialledNode, DialProblem> {
     let other = |why: String| DialProblem::Other(why);
     let own: SocketAddr = if address.is_ipv4() {
         (Ipv4Addr::UNSPECIFIED, 0).into()
@@ -171,11 +196,14 @@ async fn dial(
     let connected = connected.map_err(|_| DialProblem::NobodyAnswers)?;
     let connection = connected.map_err(|error| problem_of(&error))?;
     let peer = AcceptedPeer::member(&connection).map_err(|fault| other(fault.to_string()))?;
-    let ours = PeerHello::anonymous(VERSIONS);
+    // Without it the node does not offer its socket.
+    let host = HostIdentity::read().ok();
+    let ours = PeerHello { host: host.clone(), ..PeerHello::anonymous(VERSIONS) };
     let exchanged = timeout(limits.handshake_within, exchange_hellos(&connection, &ours)).await;
-    let (_, send, receive) = exchanged.map_err(|_| DialProblem::NobodyAnswers)??;
+    let (theirs, send, receive) = exchanged.map_err(|_| DialProblem::NobodyAnswers)??;
     open_for_client(&connection, limits);
-    Ok((endpoint, connection, peer, (send, receive)))
+    let local = theirs.offer.zip(host).map(|(offer, host)| LocalRequests::new(offer, host));
+    Ok(DialledNode { endpoint, connection, peer, local, hello: (send, receive) })
 }
 
 /// No address led to a node of the cluster.

@@ -34,7 +34,7 @@ pub struct PeerHello {
     pub(crate) start: ProcessStart,
     /// Which of its attempts to reach the peer; only the dialler's counts.
     pub(crate) attempt: u64,
-    /// The host it is on, if it has a same-host socket.
+    /// The host it is on, if it has a same-host socket or is a client, which uses the node's.
     pub(crate) host: Option<HostIdentity>,
     /// Admission of the peer to its same-host socket.
     pub(crate) offer: Option<LocalOffer>,

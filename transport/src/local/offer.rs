@@ -32,6 +32,8 @@ pub enum LocalLane {
     Tensor,
     /// Requests for chunks, and the answers to them.
     Bulk,
+    /// Requests of a command line, and the answers to them.
+    Request,
 }
 
 /// A secret that only the peer that it was sent to knows.
@@ -100,6 +102,7 @@ impl LocalLane {
             Self::Control => 1,
             Self::Tensor => 2,
             Self::Bulk => 3,
+            Self::Request => 4,
         }
     }
 
@@ -108,6 +111,7 @@ impl LocalLane {
             1 => Some(Self::Control),
             2 => Some(Self::Tensor),
             3 => Some(Self::Bulk),
+            4 => Some(Self::Request),
             _ => None,
         }
     }

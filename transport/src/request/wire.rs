@@ -1,6 +1,8 @@
 //! The bytes of a request and its answer.
 
-use quinn::{ReadExactError, RecvStream};
+use std::io;
+
+use tokio::io::{AsyncRead, AsyncReadExt};
 
 /// The first byte of a stream that carries a request.
 pub(crate) const REQUEST_STREAM: u8 = 0x20;
@@ -35,10 +37,10 @@ impl RequestOutcome {
 }
 
 /// Reads so many bytes; memory grows as they arrive.
-pub(crate) async fn read_growing(
-    receive: &mut RecvStream,
+pub(crate) async fn read_growing<R: AsyncRead + Unpin>(
+    receive: &mut R,
     length: usize,
-) -> Result<Vec<u8>, ReadExactError> {
+) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     while bytes.len() < length {
         let from = bytes.len();

@@ -3,12 +3,13 @@
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use zbelastic_identity::{ClusterAuthority, PeerRole, UnixSeconds};
-use zbelastic_transport::{AdminClient, CloseCode, DialProblem, RequestError};
+use zbelastic_transport::{AdminClient, CloseCode, DialProblem, RequestError, TransportPath};
 use zbelastic_types::{ClusterId, NodeId};
 
-use crate::site::{TransportSite, TransportTestNode};
+use crate::site::{DEADLINE, TransportSite, TransportTestNode, TransportTestOptions};
 
 fn address(node: &TransportTestNode) -> String {
     node.transport.local_addr().to_string()
@@ -128,4 +129,80 @@ async fn a_client_is_answered_in_packets_as_large_as_a_members() {
     let largest = largest.load(Ordering::Relaxed);
     assert!(largest > 4 * ETHERNET_PAYLOAD_BYTES, "at most {largest} bytes came at once");
     client.close().await;
+}
+
+/// A node with a socket, and a client of it.
+async fn on_one_host(site: &TransportSite) -> (TransportTestNode, AdminClient) {
+    let options = TransportTestOptions { same_host: true, ..TransportTestOptions::default() };
+    let node = site.node(1, options).await;
+    let credentials = site.credentials(PeerRole::Admin, 50);
+    let client = AdminClient::connect(&[address(&node)], credentials).await.unwrap();
+    (node, client)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_of_the_same_host_sends_its_requests_by_the_nodes_socket() {
+    let site = TransportSite::new();
+    let (mut node, client) = on_one_host(&site).await;
+    for length in [0, 1, 8 << 20] {
+        let body = vec![7; length];
+        let (answered, ()) = tokio::join!(client.request(b"model".to_vec()), async {
+            let (from, bytes, reply) = node.request().await;
+            assert_eq!((from.node, from.role), (NodeId(50), PeerRole::Admin));
+            assert_eq!(bytes, b"model");
+            assert!(reply.answer(body.clone()));
+        });
+        assert!(answered.unwrap() == body, "{length} bytes");
+        assert_eq!(client.path(), TransportPath::SameHost);
+    }
+    // Dropped without an answer: the socket stays.
+    let (answered, ()) = tokio::join!(client.request(vec![1]), async {
+        drop(node.request().await);
+    });
+    assert_eq!(answered, Err(RequestError::Unanswered));
+    assert_eq!(client.path(), TransportPath::SameHost);
+    client.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_by_a_socket_that_is_given_up_is_seen_to_be_cancelled() {
+    let site = TransportSite::new();
+    let (mut node, client) = on_one_host(&site).await;
+    let within = Duration::from_millis(50);
+    let (answered, mut reply) = tokio::join!(client.request_within(vec![1], within), async {
+        let (_, _, reply) = node.request().await;
+        reply
+    });
+    assert_eq!(answered, Err(RequestError::Deadline { within }));
+    tokio::time::timeout(DEADLINE, reply.cancelled()).await.expect("it is noticed");
+    // The answer to it would be taken for that of the next one.
+    let (answered, ()) = tokio::join!(client.request(vec![2]), async {
+        let (_, bytes, reply) = node.request().await;
+        assert!(reply.answer(bytes));
+    });
+    assert_eq!(answered, Ok(vec![2]));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_socket_serves_no_client_whose_connection_was_closed() {
+    let site = TransportSite::new();
+    let (mut node, client) = on_one_host(&site).await;
+    let (answered, ()) =
+        tokio::join!(client.request(vec![1]), answer(&mut node, PeerRole::Admin));
+    assert_eq!((answered, client.path()), (Ok(vec![1]), TransportPath::SameHost));
+    node.transport.ban(NodeId(50));
+    assert_eq!(client.request(vec![1]).await, Err(RequestError::Broken));
+}
+
+/// As from a container, in which the path leads nowhere.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_cannot_reach_the_socket_sends_its_requests_by_quic() {
+    let site = TransportSite::new();
+    let (mut node, client) = on_one_host(&site).await;
+    site.remove_sockets();
+    for _ in 0..2 {
+        let (answered, ()) =
+            tokio::join!(client.request(vec![1]), answer(&mut node, PeerRole::Admin));
+        assert_eq!((answered, client.path()), (Ok(vec![1]), TransportPath::Quic));
+    }
 }

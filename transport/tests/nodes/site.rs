@@ -1,5 +1,6 @@
 //! A cluster's authority, and nodes of it.
 
+use std::fs;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -77,6 +78,13 @@ impl TransportSite {
     fn local_folder(&self, node: u64, options: &TransportTestOptions) -> Option<PathBuf> {
         let name = format!("{node}-{}-{}", options.start.boot, options.start.life);
         options.same_host.then(|| self.folder.path().join(name))
+    }
+
+    /// Removes the sockets of all nodes, which still listen there.
+    pub fn remove_sockets(&self) {
+        for node in fs::read_dir(self.folder.path()).unwrap() {
+            fs::remove_dir_all(node.unwrap().path()).unwrap();
+        }
     }
 
     pub fn setup(&self, node: u64, options: &TransportTestOptions) -> TransportSetup {

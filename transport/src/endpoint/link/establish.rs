@@ -79,7 +79,7 @@ pub(super) async fn establish(
 }
 
 /// The admission for a dialler with a hello that names this host.
-async fn admission_for(
+pub(super) async fn admission_for(
     hub: Option<&LocalHub>,
     hello: &PeerHello,
     node: zbelastic_types::NodeId,
@@ -111,7 +111,7 @@ async fn await_sockets(admission: &mut AdmissionHandle) -> Option<LocalSockets> 
             LocalLane::Control => control = Some(stream),
             LocalLane::Tensor => tensor = Some(stream),
             // Bodies are not requested before the path is known.
-            LocalLane::Bulk => drop(stream),
+            LocalLane::Bulk | LocalLane::Request => drop(stream),
         }
     }
     Some(LocalSockets { control: control?, tensor: tensor? })

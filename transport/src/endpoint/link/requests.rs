@@ -1,15 +1,26 @@
 //! The answering side of a request.
 
+use std::io;
+use std::sync::Arc;
+
 use quinn::{RecvStream, SendStream};
-use tokio::sync::oneshot;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 use zbelastic_identity::PeerIdentity;
 
+use super::LaneEnd;
 use crate::close_code::CloseCode;
 use crate::endpoint::context::TransportContext;
-use crate::event::{RequestReply, TransportEvent};
+use crate::event::{PeerViolation, RequestReply, TransportEvent};
 use crate::limits::{ANSWER_BYTES_MAX, REQUEST_BYTES_MAX};
+use crate::local::{LocalArrival, LocalLane};
 use crate::request::{RequestOutcome, read_growing};
+
+/// Sockets for requests of one client at once. More are closed.
+const REQUEST_SOCKETS_MAX: usize = 32;
 
 /// Reads a request, gives it to the node, and sends the answer. An error is a reason to close the
 /// connection.
@@ -19,61 +30,138 @@ pub(super) async fn serve_request(
     mut send: SendStream,
     mut receive: RecvStream,
 ) -> Result<(), CloseCode> {
+    let gone = send.stopped();
+    let gone = async {
+        // However it ended, nobody reads an answer.
+        let _ = gone.await;
+    };
+    serve_one(context, from, (&mut receive, &mut send), |_| gone).await?;
+    // One that went away needs no answer.
+    let _ = send.finish();
+    Ok(())
+}
+
+/// Serves the sockets of a client of the same host, until its connection ends or it breaks the
+/// rules.
+pub(super) async fn serve_request_sockets(
+    context: Arc<TransportContext>,
+    from: PeerIdentity,
+    mut arrivals: mpsc::Receiver<LocalArrival>,
+) -> LaneEnd {
+    let mut sockets = JoinSet::new();
+    loop {
+        tokio::select! {
+            arrival = arrivals.recv() => {
+                let Some(arrival) = arrival else { return LaneEnd::Over };
+                if arrival.lane == LocalLane::Request && sockets.len() < REQUEST_SOCKETS_MAX {
+                    sockets.spawn(serve_socket(Arc::clone(&context), from, arrival.stream));
+                }
+            }
+            Some(Ok(LaneEnd::Violation(violation))) = sockets.join_next() => {
+                return LaneEnd::Violation(violation);
+            }
+        }
+    }
+}
+
+/// Serves the requests of a socket, one after another.
+async fn serve_socket(
+    context: Arc<TransportContext>,
+    from: PeerIdentity,
+    mut socket: UnixStream,
+) -> LaneEnd {
+    let (mut receive, mut send) = socket.split();
+    loop {
+        let ends = (&mut receive, &mut send);
+        match serve_one(&context, from, ends, gone).await {
+            Ok(ServedRequest::Answered) => {}
+            Ok(ServedRequest::Ended) => return LaneEnd::Over,
+            Err(code) => return LaneEnd::Violation(PeerViolation::Other(code)),
+        }
+    }
+}
+
+/// Ends when the requester closes its socket. One that sends bytes before it has the answer broke
+/// the order of both, so that it is not served any more either.
+async fn gone<R: AsyncRead + Unpin>(receive: &mut R) {
+    let _ = receive.read_u8().await;
+}
+
+/// The end of one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ServedRequest {
+    /// It was answered, and another may follow.
+    Answered,
+    /// No other can follow: the requester went away, or it was not read.
+    Ended,
+}
+
+/// The same as [`serve_request`] on any two ends. `gone` ends when nobody waits for the answer.
+async fn serve_one<'a, R, W, F>(
+    context: &TransportContext,
+    from: PeerIdentity,
+    (receive, send): (&'a mut R, &mut W),
+    gone: impl FnOnce(&'a mut R) -> F,
+) -> Result<ServedRequest, CloseCode>
+where
+    R: AsyncRead + Unpin,
+    W: AsyncWrite + Unpin,
+    F: Future<Output = ()>,
+{
+    let mut head = [0; 4];
+    if receive.read_exact(&mut head).await.is_err() {
+        return Ok(ServedRequest::Ended);
+    }
     let counters = &context.counters;
     let Ok(permit) = context.requests_open.try_acquire() else {
         counters.requests_busy.increment();
-        write_outcome(&mut send, RequestOutcome::Busy, &[]).await;
-        return Ok(());
+        let _ = write_outcome(send, RequestOutcome::Busy, &[]).await;
+        return Ok(ServedRequest::Ended);
     };
-    let within = context.limits.request_within;
-    let Ok(read) = timeout(within, read_request(&mut receive)).await else {
-        return Ok(());
-    };
-    let Some(bytes) = read.inspect_err(|_| counters.requests_refused.increment())? else {
-        return Ok(());
+    let length = u32::from_le_bytes(head) as usize;
+    if length > REQUEST_BYTES_MAX {
+        counters.requests_refused.increment();
+        return Err(CloseCode::Length);
+    }
+    let Ok(Ok(bytes)) =
+        timeout(context.limits.request_within, read_growing(receive, length)).await
+    else {
+        return Ok(ServedRequest::Ended);
     };
     let (answer, answered) = oneshot::channel();
     let event =
         TransportEvent::Request { from, bytes: bytes.into(), reply: RequestReply { answer } };
     if !context.events.try_send(event) {
         counters.requests_busy.increment();
-        write_outcome(&mut send, RequestOutcome::Busy, &[]).await;
-        return Ok(());
+        let _ = write_outcome(send, RequestOutcome::Busy, &[]).await;
+        return Ok(ServedRequest::Ended);
     }
     counters.requests_accepted.increment();
-    tokio::select! {
+    let written = tokio::select! {
         answer = answered => match answer {
             Ok(bytes) if bytes.len() <= ANSWER_BYTES_MAX => {
-                write_outcome(&mut send, RequestOutcome::Answer, &bytes).await;
+                write_outcome(send, RequestOutcome::Answer, &bytes).await
             }
-            Ok(_) | Err(_) => write_outcome(&mut send, RequestOutcome::Unanswered, &[]).await,
+            Ok(_) | Err(_) => write_outcome(send, RequestOutcome::Unanswered, &[]).await,
         },
         // The requester went away; the node sees that the request is cancelled.
-        _ = send.stopped() => {}
-    }
+        () = gone(receive) => return Ok(ServedRequest::Ended),
+    };
     drop(permit);
-    Ok(())
+    Ok(if written.is_ok() { ServedRequest::Answered } else { ServedRequest::Ended })
 }
 
-/// None if the requester went away.
-async fn read_request(receive: &mut RecvStream) -> Result<Option<Vec<u8>>, CloseCode> {
-    let mut head = [0; 4];
-    if receive.read_exact(&mut head).await.is_err() {
-        return Ok(None);
-    }
-    let length = u32::from_le_bytes(head) as usize;
-    if length > REQUEST_BYTES_MAX {
-        return Err(CloseCode::Length);
-    }
-    Ok(read_growing(receive, length).await.ok())
-}
-
-async fn write_outcome(send: &mut SendStream, outcome: RequestOutcome, bytes: &[u8]) {
+/// # Errors
+/// If the requester went away: it needs no outcome.
+async fn write_outcome<W: AsyncWrite + Unpin>(
+    send: &mut W,
+    outcome: RequestOutcome,
+    bytes: &[u8],
+) -> io::Result<()> {
     let length = u32::try_from(bytes.len()).expect("below the limit");
     let mut head = [outcome.byte(); 5];
     head[1..].copy_from_slice(&length.to_le_bytes());
-    // A requester that went away needs no outcome.
-    if send.write_all(&head).await.is_ok() && send.write_all(bytes).await.is_ok() {
-        let _ = send.finish();
-    }
+    send.write_all(&head).await?;
+    send.write_all(bytes).await?;
+    send.flush().await
 }
