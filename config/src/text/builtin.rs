@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 134] = pages![
+const PAGES: [(&str, &str); 135] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -118,6 +118,7 @@ const PAGES: [(&str, &str); 134] = pages![
     "decisions/0097-what-the-first-device-showed.md",
     "decisions/0098-pieces-lie-on-disks-in-lives.md",
     "decisions/0099-bfloat16-on-processors.md",
+    "decisions/0100-the-end-of-a-run.md",
     "deploy.md",
     "deploy/container.md",
     "deploy/kubernetes.md",

@@ -187,8 +187,7 @@ async fn a_request_by_a_socket_that_is_given_up_is_seen_to_be_cancelled() {
 async fn a_socket_serves_no_client_whose_connection_was_closed() {
     let site = TransportSite::new();
     let (mut node, client) = on_one_host(&site).await;
-    let (answered, ()) =
-        tokio::join!(client.request(vec![1]), answer(&mut node, PeerRole::Admin));
+    let (answered, ()) = tokio::join!(client.request(vec![1]), answer(&mut node, PeerRole::Admin));
     assert_eq!((answered, client.path()), (Ok(vec![1]), TransportPath::SameHost));
     node.transport.ban(NodeId(50));
     assert_eq!(client.request(vec![1]).await, Err(RequestError::Broken));

@@ -123,8 +123,7 @@ where
         counters.requests_refused.increment();
         return Err(CloseCode::Length);
     }
-    let Ok(Ok(bytes)) =
-        timeout(context.limits.request_within, read_growing(receive, length)).await
+    let Ok(Ok(bytes)) = timeout(context.limits.request_within, read_growing(receive, length)).await
     else {
         return Ok(ServedRequest::Ended);
     };
