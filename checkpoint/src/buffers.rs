@@ -7,13 +7,15 @@ use std::io;
 use std::mem;
 use std::sync::{Mutex, MutexGuard};
 
+use zbelastic_whole_file::direct_start;
+
 use crate::files::DIRECT_BYTES;
 use crate::names::CHUNK_BYTES;
 
-/// Buffers that are kept while no thread uses them: one for the piece that is written, one for a
-/// chunk that arrives beside it, and two for chunks that are read for other nodes. A thread that
+/// Buffers that are kept while no thread uses them: one for the piece that is written, two for
+/// chunks that arrive beside it, and two for chunks that are read for other nodes. A thread that
 /// finds none makes one, so no thread waits.
-const IDLE_MAX: usize = 4;
+const IDLE_MAX: usize = 5;
 
 /// The buffers of a store.
 #[derive(Debug, Default)]
@@ -39,8 +41,7 @@ impl Buffers {
     pub(crate) fn take(&self) -> ChunkBuffer<'_> {
         let idle = self.idle().pop();
         let memory = idle.unwrap_or_else(|| vec![0; CHUNK_BYTES + DIRECT_BYTES]);
-        let address = memory.as_ptr().addr();
-        let start = address.next_multiple_of(DIRECT_BYTES) - address;
+        let start = direct_start(&memory);
         ChunkBuffer { buffers: self, memory, start, length: 0 }
     }
 

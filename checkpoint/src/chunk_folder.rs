@@ -46,11 +46,14 @@ pub(crate) struct ChunkFolder {
     entries: Mutex<Vec<FolderSyncState>>,
 }
 
-/// How many changes to a folder's entries there were, and up to which of them it was synced.
+/// How many changes to a folder's entries were begun, up to which of them it was synced, and how
+/// many files are being renamed into it. A sync during a rename may have come before it, so it counts
+/// for nothing, and who finds a file meanwhile syncs for itself.
 #[derive(Clone, Copy, Debug)]
 struct FolderSyncState {
     changed: u64,
     synced: u64,
+    renames: u32,
 }
 
 /// The content found at the path of a chunk.
@@ -92,7 +95,7 @@ pub(crate) struct ChunkListing {
 impl ChunkFolder {
     /// Opens the chunks in `folder`. Removes the files that a crash left half written.
     pub(crate) fn open(files: Arc<dyn FileSystem>, folder: &Path) -> Result<Self, FileFault> {
-        let entries = vec![FolderSyncState { changed: 1, synced: 0 }; SPREAD];
+        let entries = vec![FolderSyncState { changed: 1, synced: 0, renames: 0 }; SPREAD];
         let chunks = Self {
             files,
             folder: folder.to_owned(),
@@ -157,20 +160,23 @@ impl ChunkFolder {
     pub(crate) fn sync_names(&self, chunks: &BTreeSet<ChunkHash>) -> Result<(), FileFault> {
         let folders: BTreeSet<u8> = chunks.iter().map(|hash| hash.0[0]).collect();
         for folder in folders {
-            let changed = {
-                let entries = self.entries.lock().expect("nothing panics under the lock");
-                let FolderSyncState { changed, synced } = entries[usize::from(folder)];
-                if changed == synced {
-                    continue;
-                }
-                changed
-            };
+            let FolderSyncState { changed, synced, renames } =
+                self.with_sync_state(folder, |now| *now);
+            if changed == synced && renames == 0 {
+                continue;
+            }
             self.sync_folder(&self.spread(folder))?;
-            let mut entries = self.entries.lock().expect("nothing panics under the lock");
-            let entry = &mut entries[usize::from(folder)];
-            entry.synced = entry.synced.max(changed);
+            if renames == 0 {
+                self.with_sync_state(folder, |now| now.synced = now.synced.max(changed));
+            }
         }
         Ok(())
+    }
+
+    /// Reads or records the state of a folder.
+    fn with_sync_state<T>(&self, folder: u8, then: impl FnOnce(&mut FolderSyncState) -> T) -> T {
+        let mut entries = self.entries.lock().expect("nothing panics under the lock");
+        then(&mut entries[usize::from(folder)])
     }
 
     /// Removes a chunk's file, and a damaged one of it that was put aside. Returns whether it had one.

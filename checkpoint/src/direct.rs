@@ -10,14 +10,13 @@
 //! opened or written. Then that file is written through the cache from there on, and all that come
 //! after it.
 
-use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::buffers::ChunkBuffer;
 use crate::error::{FileFault, FileOperation};
 use crate::files::{DIRECT_BYTES, FileSystem, OpenFile, write_all};
-use zbelastic_whole_file::is_direct_refusal;
+use zbelastic_whole_file::{BlocksWritten, is_direct_refusal, write_blocks};
 
 /// Whether the file system of a store supports direct writes, as far as is known.
 #[derive(Debug, Default)]
@@ -49,59 +48,37 @@ impl DirectWrites {
         path: &Path,
         bytes: &[u8],
     ) -> Result<usize, FileFault> {
-        let end = direct_end(bytes.len());
-        if end == 0 || !self.are_supported() {
+        if bytes.len() < DIRECT_BYTES || !self.are_supported() {
             return Ok(0);
         }
         let mut file = match files.open_direct(path) {
             Ok(file) => file,
-            Err(error) if is_direct_refusal(&error) => return Ok(self.refused_after(0)),
+            Err(error) if is_direct_refusal(&error) => {
+                self.are_refused.store(true, Ordering::Relaxed);
+                return Ok(0);
+            }
             Err(error) => return Err(FileFault::of(FileOperation::OpenDirect, path)(error)),
         };
-        let mut at = 0;
-        // A system that stopped within a block goes on through the cache.
-        while at < end && at.is_multiple_of(DIRECT_BYTES) {
-            match file.write_some(at as u64, &bytes[at..end]) {
-                Ok(0) => break,
-                Ok(written) => at += written,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if is_direct_refusal(&error) => return Ok(self.refused_after(at)),
-                Err(error) => return Err(FileFault::of(FileOperation::Write, path)(error)),
-            }
-        }
-        Ok(at)
+        let written = write_blocks(bytes, |at, blocks| file.write_some(at as u64, blocks));
+        let BlocksWritten { bytes, is_refused } =
+            written.map_err(FileFault::of(FileOperation::Write, path))?;
+        self.are_refused.fetch_or(is_refused, Ordering::Relaxed);
+        Ok(bytes)
     }
 
     /// Whether none was refused so far.
     pub(crate) fn are_supported(&self) -> bool {
         !self.are_refused.load(Ordering::Relaxed)
     }
-
-    fn refused_after(&self, written: usize) -> usize {
-        self.are_refused.store(true, Ordering::Relaxed);
-        written
-    }
-}
-
-/// Where the last whole block of so many bytes ends.
-const fn direct_end(length: usize) -> usize {
-    length - length % DIRECT_BYTES
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+
     use rustix::io::Errno;
 
     use super::*;
-
-    #[test]
-    fn whole_blocks_go_directly() {
-        let check = |length, expected| assert_eq!(direct_end(length), expected, "{length} bytes");
-        check(0, 0);
-        check(DIRECT_BYTES - 1, 0);
-        check(DIRECT_BYTES, DIRECT_BYTES);
-        check(2 * DIRECT_BYTES - 1, DIRECT_BYTES);
-    }
 
     #[test]
     #[cfg(target_os = "linux")]

@@ -35,14 +35,18 @@ use chunk_uses::ChunkUses;
 
 /// The folder of the index, beside those of the chunks.
 const INDEX: &str = "index";
-/// Chunks that are written before the first of them is synced: few enough for a process that may
-/// have 64 files open, enough that a sync, which the first of them pays for all, costs little.
+/// Chunks of an own piece that are written before the first of them is synced: enough that a sync,
+/// which the first of them pays for all, costs little.
 const CHUNKS_AT_ONCE: usize = 8;
+/// Chunks of a transfer that are: fewer, since several run at once, and where a disk's host caches
+/// direct writes it is a sync that waits for them, while the transfer seems to stand still. With an
+/// own piece and two transfers 16 files are open.
+const ARRIVALS_AT_ONCE: usize = 4;
 
 /// Files without a name, of a transfer to a [`FolderStore`].
 #[derive(Debug, Default)]
 pub struct UnnamedChunks {
-    /// Each with whether something else has its name. At most [`CHUNKS_AT_ONCE`].
+    /// Each with whether something else has its name. Fewer than [`ARRIVALS_AT_ONCE`].
     files: Vec<(UnnamedChunk, bool)>,
 }
 

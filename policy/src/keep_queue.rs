@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 
 use zbelastic_checkpoint::CheckpointId;
-use zbelastic_types::NodeId;
+use zbelastic_types::{Bytes, NodeId};
 
 use crate::keep_quota::{KeepQuota, QuotaExceeded};
 use crate::piece::PieceRef;
@@ -15,7 +15,7 @@ use crate::work_counter::WorkCounter;
 /// Another one is refused.
 const WAITING_MAX: usize = 2048;
 /// Pieces that are fetched at once: while one's bytes are hashed or synced, another's arrive.
-pub const UNDER_WAY_MAX: usize = 2;
+const UNDER_WAY_MAX: usize = 2;
 /// Ticks between two progress reports to the requesters.
 const REPORT_TICKS: u32 = 100;
 
@@ -33,6 +33,20 @@ pub struct KeepQueue {
     ticks: u32,
 }
 
+/// A piece that is to be fetched now.
+#[derive(Clone, Debug)]
+pub struct BegunPiece {
+    /// The piece.
+    pub piece: PieceRef,
+    /// The node that requested it to be kept, which has it.
+    pub requested_by: NodeId,
+    /// Counts its bytes that arrive: of nothing else, or a piece that never comes would be waited for
+    /// as long as anything does.
+    pub arrived: WorkCounter,
+    /// Bytes that the disk has to take: its own, and what is left of those under way.
+    pub needed: Bytes,
+}
+
 #[derive(Debug)]
 struct PieceUnderWay {
     piece: PieceRef,
@@ -43,6 +57,11 @@ struct PieceUnderWay {
 impl PieceUnderWay {
     fn is_of(&self, request: (PieceRef, NodeId)) -> bool {
         (self.piece, self.requested_by) == request
+    }
+
+    /// Bytes that are yet to arrive.
+    fn left(&self) -> u64 {
+        self.piece.length.saturating_sub(self.arrived.total())
     }
 }
 
@@ -95,17 +114,16 @@ impl KeepQueue {
         self.quota.note_referred(versions);
     }
 
-    /// The next piece to fetch, if not enough are under way, and the counter of its bytes that
-    /// arrive: of nothing else, or a piece that never comes would be waited for as long as anything
-    /// does.
-    pub fn poll(&mut self) -> Option<(PieceRef, NodeId, WorkCounter)> {
+    /// The next piece to fetch, if not enough are under way.
+    pub fn poll(&mut self) -> Option<BegunPiece> {
         if self.under_way.len() >= UNDER_WAY_MAX {
             return None;
         }
         let (piece, requested_by) = self.waiting.pop_front()?;
         let arrived = WorkCounter::default();
         self.under_way.push(PieceUnderWay { piece, requested_by, arrived: arrived.clone() });
-        Some((piece, requested_by, arrived))
+        let needed = Bytes(self.under_way.iter().map(PieceUnderWay::left).sum());
+        Some(BegunPiece { piece, requested_by, arrived, needed })
     }
 
     /// Whether a piece is under way.
@@ -137,10 +155,8 @@ impl KeepQueue {
         }
         (self.ticks, self.reported) = (0, arrived);
         let mut left = 0;
-        let current = self.under_way.iter().map(|begun| {
-            let bytes = begun.piece.length.saturating_sub(begun.arrived.total());
-            (begun.piece, begun.requested_by, bytes)
-        });
+        let current =
+            self.under_way.iter().map(|begun| (begun.piece, begun.requested_by, begun.left()));
         let waiting = self.waiting.iter().map(|(piece, node)| (*piece, *node, piece.length));
         let reports = current.chain(waiting).map(|(piece, requested_by, bytes)| {
             left += bytes;
@@ -162,7 +178,7 @@ mod tests {
     }
 
     fn begin(queue: &mut KeepQueue) -> Option<(PieceRef, NodeId)> {
-        queue.poll().map(|(piece, node, _)| (piece, node))
+        queue.poll().map(|begun| (begun.piece, begun.requested_by))
     }
 
     #[test]
@@ -195,9 +211,11 @@ mod tests {
         queue.push(piece(1), NodeId(7)).expect("space");
         queue.push(piece(2), NodeId(8)).expect("space");
         queue.push(piece(3), NodeId(8)).expect("space");
-        let [first, second] = [(); 2].map(|()| queue.poll().expect("it waits").2);
-        first.add(3);
-        second.add(2);
+        let first = queue.poll().expect("it waits");
+        first.arrived.add(3);
+        let second = queue.poll().expect("it waits");
+        second.arrived.add(2);
+        assert_eq!([first.needed, second.needed], [Bytes(10), Bytes(17)]);
         let quiet =
             |queue: &mut KeepQueue, ticks| (0..ticks).all(|_| queue.handle_tick().is_empty());
         assert!(quiet(&mut queue, REPORT_TICKS - 1));
@@ -208,14 +226,14 @@ mod tests {
         };
         assert_eq!(queue.handle_tick(), [report(1, 7, 7), report(2, 8, 15), report(3, 8, 25)]);
         assert!(quiet(&mut queue, 3 * REPORT_TICKS), "nothing moves");
-        second.add(1);
+        second.arrived.add(1);
         assert_eq!(queue.handle_tick(), [report(1, 7, 7), report(2, 8, 14), report(3, 8, 24)]);
         // It was not received whole: what is left of the others becomes less all the same.
         queue.note_done(piece(1), NodeId(7));
-        let third = queue.poll().expect("it waits").2;
+        let third = queue.poll().expect("it waits");
         assert_eq!(queue.arrived(), 6);
         assert!(quiet(&mut queue, 2 * REPORT_TICKS), "nothing moves");
-        third.add(4);
+        third.arrived.add(4);
         assert_eq!(queue.handle_tick(), [report(2, 8, 7), report(3, 8, 13)]);
     }
 

@@ -1,4 +1,4 @@
-//! Pieces of checkpoints that were written here, until as many nodes keep them as are desired. A
+//! Pieces of checkpoints that are written here, until as many nodes keep them as are desired. A
 //! node that cannot keep one, or reports no progress of it, is replaced by the next; so is the
 //! store here.
 
@@ -13,9 +13,11 @@ use crate::piece::PieceRef;
 /// write it are given up: half of the ticks without progress until a plan is (rule R10), so that
 /// another node gets the request first.
 ///
-/// It follows from no length: bytes arrive at a node as fast as its disk writes them, but for a chunk
-/// of 4 MiB that is being written and 5 MiB of the fetch's own that wait for the sink. So a disk that
-/// writes 1 MiB/s keeps pieces of any length.
+/// It follows from no length: bytes arrive at a node as fast as its disk writes them, but for chunks
+/// of 4 MiB that are being written, one of each piece that is kept and one of an own piece, and 5 MiB of each
+/// fetch that wait for the sink. So a disk that writes 2 MiB/s keeps pieces of any length. Where direct writes
+/// stay in a cache of the disk's host, a sync waits for four chunks of each piece that is kept and eight of an
+/// own one, and the disk has to write 7 MiB/s.
 const STILL_TICKS_MAX: u32 = 1000;
 
 /// Reports of a node of an earlier version, which names no bytes, that count as progress of a piece:

@@ -47,10 +47,11 @@ pub enum PieceError {
 /// Writes a piece chunk by chunk. If it is dropped before [`Self::finish`], the chunks that it
 /// wrote may be removed.
 pub struct PieceSink<S: CheckpointStore> {
+    /// Chunks that are written and not durable yet. Dropped before the store: it may be opened again
+    /// once nobody has it, and removes the files of transfers then.
+    transfer: S::UnnamedChunks,
     store: Arc<S>,
     piece: PieceRef,
-    /// Chunks that are written and not durable yet.
-    transfer: S::UnnamedChunks,
     /// Chunks that are whole, by their place.
     whole: BTreeMap<u64, ChunkHash>,
     /// Chunks of which some bytes are missing, with how many came.
@@ -74,7 +75,7 @@ impl<S: CheckpointStore> PieceSink<S> {
         let whole = BTreeMap::new();
         let partial = BTreeMap::new();
         let spare = Vec::new();
-        Self { store, piece, transfer, whole, partial, spare, digester, hashed: 0, written }
+        Self { transfer, store, piece, whole, partial, spare, digester, hashed: 0, written }
     }
 
     /// A chunk is whole: it is hashed, if those before it were, and written.

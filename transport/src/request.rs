@@ -1,4 +1,5 @@
-//! Requests: one request and its answer, on a stream of their own.
+//! Requests: one request and its answer, on a stream of their own, or one after another on a socket of
+//! the same host, without the byte that names the kind of stream.
 //!
 //! ```text
 //!   requester  stream kind u8 | length u32 | the request           ->
@@ -12,7 +13,7 @@
 mod send;
 mod wire;
 
-pub(crate) use send::send_request;
+pub(crate) use send::{exchange, send_request};
 pub(crate) use wire::{REQUEST_STREAM, RequestOutcome, read_growing};
 
 use std::time::Duration;

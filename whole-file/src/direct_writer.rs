@@ -25,6 +25,48 @@ pub fn is_direct_refusal(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported)
 }
 
+/// Where in `memory` the first address is that is a multiple of [`DIRECT_BYTES`].
+#[must_use]
+pub fn direct_start(memory: &[u8]) -> usize {
+    let address = memory.as_ptr().addr();
+    address.next_multiple_of(DIRECT_BYTES) - address
+}
+
+/// The outcome of [`write_blocks`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlocksWritten {
+    /// Bytes that were written. The others are to be written through the cache.
+    pub bytes: usize,
+    /// Whether the file system refused the rest.
+    pub is_refused: bool,
+}
+
+/// Writes the whole blocks of `bytes` by `write`, which is given where in them its blocks begin, and
+/// returns how many bytes of those it wrote. The bytes behind the last block are left.
+///
+/// # Errors
+/// Those of `write`, but for a refusal.
+pub fn write_blocks(
+    bytes: &[u8],
+    mut write: impl FnMut(usize, &[u8]) -> io::Result<usize>,
+) -> io::Result<BlocksWritten> {
+    let end = bytes.len() - bytes.len() % DIRECT_BYTES;
+    let mut at = 0;
+    // A system that stopped within a block goes on through the cache.
+    while at < end && at.is_multiple_of(DIRECT_BYTES) {
+        match write(at, &bytes[at..end]) {
+            Ok(0) => break,
+            Ok(written) => at += written,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if is_direct_refusal(&error) => {
+                return Ok(BlocksWritten { bytes: at, is_refused: true });
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(BlocksWritten { bytes: at, is_refused: false })
+}
+
 /// How bytes go to the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WriteMode {
@@ -37,8 +79,8 @@ enum WriteMode {
 }
 
 /// Writes the bytes of a file from its beginning. What is written is in the file after
-/// [`Self::finish`], and durable after a sync of the file. One that is no longer than the buffer
-/// goes through the cache.
+/// [`Self::finish`], and durable after a sync of the file. One that is shorter than the buffer goes
+/// through the cache.
 #[derive(Debug)]
 pub struct DirectWriter<'a> {
     file: &'a File,
@@ -57,8 +99,7 @@ impl<'a> DirectWriter<'a> {
     #[must_use]
     pub fn new(file: &'a File) -> Self {
         let memory = vec![0; BUFFER_BYTES + DIRECT_BYTES];
-        let address = memory.as_ptr().addr();
-        let start = address.next_multiple_of(DIRECT_BYTES) - address;
+        let start = direct_start(&memory);
         Self { file, mode: WriteMode::Untried, memory, start, filled: 0, offset: 0 }
     }
 
@@ -80,7 +121,12 @@ impl<'a> DirectWriter<'a> {
                 Err(error) => return Err(error),
             };
         }
-        let written = if self.mode == WriteMode::Direct { self.write_blocks()? } else { 0 };
+        let bytes = &self.memory[self.start..self.start + self.filled];
+        let write = |at, blocks: &[u8]| self.file.write_at(blocks, self.offset + at as u64);
+        let written = match self.mode {
+            WriteMode::Direct => write_blocks(bytes, write)?.bytes,
+            WriteMode::Untried | WriteMode::Cached => 0,
+        };
         if written < self.filled {
             self.write_cached()?;
             let rest = &self.memory[self.start + written..self.start + self.filled];
@@ -89,24 +135,6 @@ impl<'a> DirectWriter<'a> {
         self.offset += self.filled as u64;
         self.filled = 0;
         Ok(())
-    }
-
-    /// Writes whole blocks of the buffer directly, and returns how many bytes that were.
-    fn write_blocks(&self) -> io::Result<usize> {
-        let end = self.filled - self.filled % DIRECT_BYTES;
-        let mut at = 0;
-        // A system that stopped within a block goes on through the cache.
-        while at < end && at.is_multiple_of(DIRECT_BYTES) {
-            let blocks = &self.memory[self.start + at..self.start + end];
-            match self.file.write_at(blocks, self.offset + at as u64) {
-                Ok(0) => break,
-                Ok(written) => at += written,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if is_direct_refusal(&error) => break,
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(at)
     }
 
     /// From here on bytes go through the cache.
@@ -172,13 +200,52 @@ mod tests {
     }
 
     #[test]
+    fn whole_blocks_are_written_until_one_is_refused_or_cut() {
+        let bytes = vec![0; 3 * DIRECT_BYTES + 100];
+        let run = |outcomes: Vec<io::Result<usize>>| {
+            let mut outcomes = outcomes.into_iter();
+            let mut seen = Vec::new();
+            let written = write_blocks(&bytes, |at, blocks| {
+                seen.push((at, blocks.len()));
+                outcomes.next().expect("no more writes")
+            });
+            assert_eq!(outcomes.next().map(|_| ()), None, "as many writes");
+            (written.ok(), seen)
+        };
+        let written = |bytes, is_refused| Some(BlocksWritten { bytes, is_refused });
+        let whole = 3 * DIRECT_BYTES;
+        assert_eq!(run(vec![Ok(whole)]), (written(whole, false), vec![(0, whole)]));
+        let interrupted = || Err(io::ErrorKind::Interrupted.into());
+        let (found, seen) = run(vec![interrupted(), Ok(DIRECT_BYTES), Ok(2 * DIRECT_BYTES)]);
+        assert_eq!(found, written(whole, false));
+        assert_eq!(seen, [(0, whole), (0, whole), (DIRECT_BYTES, 2 * DIRECT_BYTES)]);
+        for refusal in [io::ErrorKind::InvalidInput, io::ErrorKind::Unsupported] {
+            let (found, _) = run(vec![Ok(DIRECT_BYTES), Err(refusal.into())]);
+            assert_eq!(found, written(DIRECT_BYTES, true));
+        }
+        assert_eq!(run(vec![Ok(DIRECT_BYTES + 512)]).0, written(DIRECT_BYTES + 512, false));
+        assert_eq!(run(vec![Ok(0)]).0, written(0, false));
+        assert_eq!(run(vec![Err(io::ErrorKind::StorageFull.into())]).0, None);
+    }
+
+    #[test]
     #[cfg(target_os = "linux")]
-    fn its_file_is_an_ordinary_one_again_at_the_end() {
+    fn a_large_file_is_written_directly_where_that_is_supported_and_is_an_ordinary_one_again() {
         let folder = tempfile::tempdir().expect("a folder");
-        let file = File::create(folder.path().join("weights")).expect("writable");
+        let create = |name| File::create(folder.path().join(name)).expect("writable");
+        let tried = create("tried");
+        let memory = vec![0; 2 * DIRECT_BYTES];
+        let start = direct_start(&memory);
+        let block = &memory[start..start + DIRECT_BYTES];
+        let is_supported = set_direct(&tried, true).and_then(|()| tried.write_at(block, 0)).is_ok();
+        let file = create("weights");
         let before = fcntl_getfl(&file).expect("flags");
         let mut writer = DirectWriter::new(&file);
-        writer.write_all(&vec![3; 2 * BUFFER_BYTES]).expect("room");
+        writer.write_all(&vec![3; BUFFER_BYTES - 1]).expect("room");
+        assert_eq!(writer.mode, WriteMode::Untried, "it may be a small one");
+        writer.write_all(&vec![3; BUFFER_BYTES + 8]).expect("room");
+        let mode = if is_supported { WriteMode::Direct } else { WriteMode::Cached };
+        assert_eq!(writer.mode, mode);
         writer.finish().expect("room");
         assert_eq!(fcntl_getfl(&file).expect("flags"), before);
     }

@@ -15,7 +15,9 @@ mod lock;
 mod rotated_lines;
 mod temporary_folder;
 
-pub use direct_writer::{DIRECT_BYTES, DirectWriter, is_direct_refusal};
+pub use direct_writer::{
+    BlocksWritten, DIRECT_BYTES, DirectWriter, direct_start, is_direct_refusal, write_blocks,
+};
 pub use line_writer::LineWriter;
 pub use lock::{LockError, holder_text, lock};
 pub use rotated_lines::{RotatedLines, last_lines, rotate_appended, rotated_path};

@@ -2,6 +2,7 @@
 
 use zbelastic_checkpoint::CheckpointStore;
 use zbelastic_policy::WorkCounter;
+use zbelastic_policy::keep_queue::BegunPiece;
 use zbelastic_policy::keep_rule::check_keep;
 use zbelastic_policy::piece::PieceRef;
 use zbelastic_policy::piece_sink::PieceSink;
@@ -47,8 +48,8 @@ impl MemberKeeping {
     fn keep_next(&self, env: &mut HousekeepingSurroundings<'_>, node: NodeId) {
         let member = env.cluster.members.get_mut(&node).expect("a member");
         let begun: Vec<_> = std::iter::from_fn(|| member.process.keeping.poll()).collect();
-        for (piece, from, arrived) in begun {
-            self.fetch(env, node, from, piece, FetchReason::Keep(arrived));
+        for BegunPiece { piece, requested_by, arrived, .. } in begun {
+            self.fetch(env, node, requested_by, piece, FetchReason::Keep(arrived));
         }
     }
 

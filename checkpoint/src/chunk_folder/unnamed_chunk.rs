@@ -53,10 +53,14 @@ impl UnnamedChunk {
         assert!(self.is_synced, "a file without durable bytes gets no name");
         let chunks = Arc::clone(&self.chunks);
         let path = chunks.path(self.hash);
-        let folder = usize::from(self.hash.0[0]);
+        let folder = self.hash.0[0];
         // Before the rename: a thread that finds the file must find the folder changed as well.
-        chunks.entries.lock().expect("nothing panics under the lock")[folder].changed += 1;
+        chunks.with_sync_state(folder, |now| {
+            now.changed += 1;
+            now.renames += 1;
+        });
         let renamed = chunks.files.rename(&self.path, &path);
+        chunks.with_sync_state(folder, |now| now.renames -= 1);
         renamed.map_err(FileFault::of(FileOperation::Rename, &path))?;
         self.is_named = true;
         Ok(())

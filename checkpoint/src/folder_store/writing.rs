@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{CHUNKS_AT_ONCE, FolderStore, UnnamedChunks};
+use super::{ARRIVALS_AT_ONCE, FolderStore, UnnamedChunks};
 use crate::buffers::ChunkBuffer;
 use crate::chunk_folder::{ChunkComparison, UnnamedChunk};
 use crate::error::CheckpointStoreError;
@@ -74,7 +74,7 @@ impl<I: Index> FolderStore<I> {
         chunk.fill(bytes.len(), &mut &*bytes).expect("a slice has as many bytes as it has");
         let written = self.write_if_needed(hash, &chunk).and_then(|unnamed| {
             transfer.files.extend(unnamed);
-            let is_full = transfer.files.len() >= CHUNKS_AT_ONCE;
+            let is_full = transfer.files.len() >= ARRIVALS_AT_ONCE;
             if !is_full && self.chunks.writes_directly() {
                 return Ok(());
             }

@@ -126,6 +126,40 @@ fn what_rots_at_rest_is_found_and_mended_from_others() {
     cluster.wait("the chunk to be mended", |_| fs::read(&path).ok().filter(|now| *now == sound));
 }
 
+/// The files below a folder.
+fn paths(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).expect("readable");
+    let entries = entries.map(|entry| entry.expect("readable").path());
+    entries.flat_map(|path| if path.is_dir() { paths(&path) } else { vec![path] }).collect()
+}
+
+/// All that the controller keeps rots before anything of it is read again.
+#[test]
+fn layers_are_exported_although_the_controllers_copies_are_damaged() {
+    const STEPS: u64 = 20;
+    let mut cluster = SpawnedCluster::new();
+    cluster.begin(&["a", "b"], STEPS);
+    cluster.digest(STEPS);
+    let folder = cluster.root.path().join("controller/store/chunks");
+    let read = |path: PathBuf| fs::read(&path).map(|bytes| (path, bytes)).expect("readable");
+    let sound: Vec<(PathBuf, Vec<u8>)> = paths(&folder).into_iter().map(read).collect();
+    assert!(!sound.is_empty(), "it keeps the last checkpoint");
+    for (path, bytes) in &sound {
+        let mut damaged = bytes.clone();
+        damaged[bytes.len() / 2] ^= 1;
+        fs::write(path, &damaged).expect("writable");
+    }
+    let checkpoint = cluster.query(|client| client.checkpoint(STEPS)).expect("it is there");
+    for layer in checkpoint.layers {
+        let piece = cluster.query(|client| client.layer_piece(STEPS, layer.layer, 0));
+        let piece = piece.unwrap_or_else(|| panic!("layer {} is had elsewhere", layer.layer));
+        assert_eq!((piece.total, piece.offset), (layer.bytes.0, 0));
+    }
+    cluster.wait_for_warning(|what| what.contains("is damaged on this node's disk"));
+    let is_sound = |(path, bytes): &(PathBuf, Vec<u8>)| fs::read(path).ok().as_ref() == Some(bytes);
+    cluster.wait("all to be mended", |_| sound.iter().all(is_sound).then_some(()));
+}
+
 /// The disk of a node's store, as the leader knows it.
 fn disk_of(cluster: &SpawnedCluster, name: &str) -> Option<DiskStatus> {
     cluster.status()?.members.into_iter().find(|member| member.name == name)?.disk

@@ -118,6 +118,8 @@ pub enum StoreEvent {
     Mended {
         /// The piece that was damaged.
         piece: PieceRef,
+        /// The fault, in words, if [`Self::Rotten`] did not report it.
+        found: Option<String>,
         /// Why it is still damaged, in words.
         outcome: Result<(), String>,
     },

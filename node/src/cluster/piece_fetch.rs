@@ -7,12 +7,13 @@ use zbelastic_checkpoint::{CheckpointStore, SledStore};
 use zbelastic_policy::piece_sink::{PieceError, PieceSink};
 use zbelastic_trainer::elastic::ChainingValue;
 use zbelastic_transport::{BulkError, BulkFetch, ChunkSink, Transport};
-use zbelastic_types::NodeId;
+use zbelastic_types::{Bytes, NodeId};
 use zbelastic_wire::{self as wire, BulkKey, PieceRef};
 
 use super::activity::WorkCounter;
 use super::checkpoint_thread::{CheckpointThread, check_disk_space};
 use super::disk_space::DiskSpaceShortage;
+use super::keep_queue::BegunPiece;
 use super::threads::CheckpointTime;
 
 /// Why a piece is not kept.
@@ -43,15 +44,19 @@ pub enum PieceFetchError {
 pub async fn fetch_piece(
     transport: &Transport,
     checkpoint_thread: &CheckpointThread,
-    piece: PieceRef,
-    holder: NodeId,
-    progress: WorkCounter,
+    begun: &BegunPiece,
 ) -> Result<Vec<ChainingValue>, PieceFetchError> {
-    let is_here = |store: Arc<SledStore>| matches!(store.record(piece.name()), Ok(Some(_)));
-    if checkpoint_thread.store().is_some_and(is_here) {
+    let BegunPiece { piece, requested_by, ref arrived, needed } = *begun;
+    if is_here(checkpoint_thread, piece) {
         return Ok(Vec::new());
     }
-    refetch_piece(transport, checkpoint_thread, piece, holder, progress).await
+    let parts = (transport, checkpoint_thread);
+    refetch_piece(parts, (piece, needed), requested_by, arrived.clone()).await
+}
+
+fn is_here(checkpoint_thread: &CheckpointThread, piece: PieceRef) -> bool {
+    let has = |store: Arc<SledStore>| matches!(store.record(piece.name()), Ok(Some(_)));
+    checkpoint_thread.store().is_some_and(has)
 }
 
 /// Fetches a piece into the store here from the first of these nodes that serves it.
@@ -63,10 +68,28 @@ pub async fn fetch_piece_of_any(
     piece: PieceRef,
     holders: &[NodeId],
 ) -> Result<(), String> {
+    if is_here(checkpoint_thread, piece) {
+        return Ok(());
+    }
+    let progress = WorkCounter::default();
+    refetch_piece_of_any((transport, checkpoint_thread), piece, holders, &progress).await
+}
+
+/// The same for a piece of which something is here already: its damaged chunks are replaced.
+///
+/// # Errors
+/// Why the last of them does not serve it.
+pub async fn refetch_piece_of_any(
+    (transport, checkpoint_thread): (&Transport, &CheckpointThread),
+    piece: PieceRef,
+    holders: &[NodeId],
+    progress: &WorkCounter,
+) -> Result<(), String> {
     let mut missing = "no other node is there".to_owned();
     for holder in holders {
-        let progress = WorkCounter::default();
-        match fetch_piece(transport, checkpoint_thread, piece, *holder, progress).await {
+        let needed = Bytes(piece.length);
+        let parts = (transport, checkpoint_thread);
+        match refetch_piece(parts, (piece, needed), *holder, progress.clone()).await {
             Ok(_) => return Ok(()),
             Err(error) => missing = format!("node {holder}: {error}"),
         }
@@ -75,20 +98,19 @@ pub async fn fetch_piece_of_any(
 }
 
 /// The same as [`fetch_piece`] for a piece of which something is here already: its damaged chunks are
-/// replaced.
+/// replaced. The disk has to take `needed` bytes.
 ///
 /// # Errors
 /// As [`fetch_piece`].
-pub async fn refetch_piece(
-    transport: &Transport,
-    checkpoint_thread: &CheckpointThread,
-    piece: PieceRef,
+async fn refetch_piece(
+    (transport, checkpoint_thread): (&Transport, &CheckpointThread),
+    (piece, needed): (PieceRef, Bytes),
     holder: NodeId,
     progress: WorkCounter,
 ) -> Result<Vec<ChainingValue>, PieceFetchError> {
     let store = checkpoint_thread.store().ok_or(PieceFetchError::NoStore)?;
     let disk = store.clone();
-    let space = tokio::task::spawn_blocking(move || check_disk_space(&disk, piece.length)).await;
+    let space = tokio::task::spawn_blocking(move || check_disk_space(&disk, needed.0)).await;
     space.map_err(|_| PieceFetchError::Interrupted)??;
     let sink = PieceSink::new(store, piece, checkpoint_thread.moved().clone());
     let time = checkpoint_thread.time().clone();

@@ -8,7 +8,7 @@ use zbelastic_wire::{NodeMessage, PieceRef};
 
 use super::background::BackgroundTasks;
 use super::journal::Journal;
-use super::keep_queue::{KeepQueue, KeepReport};
+use super::keep_queue::{BegunPiece, KeepQueue, KeepReport};
 use super::keep_rule::KeepRefusal;
 use super::outbox::Outbox;
 use super::piece_fetch::{PieceFetchError, fetch_piece};
@@ -71,12 +71,12 @@ impl PieceKeeper {
     where
         C: From<PieceFetchResult> + Send + 'static,
     {
-        while let Some((piece, requested_by, arrived)) = self.queue.poll() {
+        while let Some(begun) = self.queue.poll() {
             let transport = tasks.transport().clone();
             let checkpoint_thread = tasks.checkpoint_thread().clone();
             tasks.spawn(async move {
-                let outcome =
-                    fetch_piece(&transport, &checkpoint_thread, piece, requested_by, arrived).await;
+                let outcome = fetch_piece(&transport, &checkpoint_thread, &begun).await;
+                let BegunPiece { piece, requested_by, .. } = begun;
                 C::from(PieceFetchResult { piece, requested_by, outcome })
             });
         }
@@ -138,7 +138,7 @@ mod tests {
         assert_eq!(outbox.take(), [], "it is answered when the piece is here");
         let outcomes = [(1, Ok(Vec::new())), (2, Err(PieceFetchError::NoStore))];
         for (layer, outcome) in outcomes {
-            let begun = keeper.queue.poll().map(|(piece, node, _)| (piece, node));
+            let begun = keeper.queue.poll().map(|begun| (begun.piece, begun.requested_by));
             assert_eq!(begun, Some((piece(layer), NodeId(5))));
             let result = PieceFetchResult { piece: piece(layer), requested_by: NodeId(5), outcome };
             keeper.note_fetched(result, (&mut outbox, &mut journal));

@@ -22,7 +22,7 @@ use zbelastic_wire::PieceRef;
 
 use super::activity::WorkCounter;
 use super::checkpoint_thread::{CheckpointThread, StoreEvent, StoreInUse};
-use super::piece_fetch::refetch_piece;
+use super::piece_fetch::refetch_piece_of_any;
 use super::threads::raise_niceness;
 use crate::checked_json;
 use crate::data_folder::NodeDataFolder;
@@ -118,16 +118,9 @@ pub fn repair(
     progress: WorkCounter,
 ) {
     tokio::spawn(async move {
-        let mut outcome = Err("no other node is there".to_owned());
-        for node in others {
-            let kept =
-                refetch_piece(&transport, &checkpoint_thread, piece, node, progress.clone()).await;
-            outcome = kept.map(drop).map_err(|error| error.to_string());
-            if outcome.is_ok() {
-                break;
-            }
-        }
-        checkpoint_thread.report(StoreEvent::Mended { piece, outcome }).await;
+        let parts = (&transport, &checkpoint_thread);
+        let outcome = refetch_piece_of_any(parts, piece, &others, &progress).await;
+        checkpoint_thread.report(StoreEvent::Mended { piece, found: None, outcome }).await;
     });
 }
 

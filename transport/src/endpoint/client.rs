@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use quinn::{ClientConfig, Connection, Endpoint, RecvStream, SendStream, TokioRuntime};
 use rustls::pki_types::CertificateDer;
@@ -21,7 +21,6 @@ use super::socket::bind_udp;
 use super::tuning::{client_config, dialling_endpoint_config, open_for_client};
 use crate::close_code::CloseCode;
 use crate::dial_problem::{DialProblem, problem_of};
-use crate::event::TransportPath;
 use crate::limits::{PEER_ADDRESSES_MAX, TransportLimits};
 use crate::local::HostIdentity;
 use crate::request::{RequestError, send_request};
@@ -113,19 +112,21 @@ impl AdminClient {
         bytes: Vec<u8>,
         within: Duration,
     ) -> Result<Vec<u8>, RequestError> {
+        let began = Instant::now();
         if let Some(local) = &self.local
             && let Some(answered) = local.send(&bytes, within).await
         {
             return answered;
         }
-        send_request(&self.connection, &bytes, within).await
+        let left = within.saturating_sub(began.elapsed());
+        send_request(&self.connection, &bytes, left).await
     }
 
-    /// The path that the last request took.
+    /// Whether a socket of the node is held open for the next request: the last one was answered by
+    /// it.
     #[must_use]
-    pub fn path(&self) -> TransportPath {
-        let is_local = self.local.as_ref().is_some_and(LocalRequests::is_open);
-        if is_local { TransportPath::SameHost } else { TransportPath::Quic }
+    pub fn holds_socket(&self) -> bool {
+        self.local.as_ref().is_some_and(LocalRequests::holds_socket)
     }
 
     /// Identity of the node that this client is connected to.

@@ -3,17 +3,15 @@
 //! A model that is exported comes over such a connection. By QUIC each of its bytes is encrypted,
 //! cut into packets and put together again, by processors that it shares with a training.
 
-use std::io;
-use std::sync::{Mutex, PoisonError};
+use std::mem;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-use crate::limits::{ANSWER_BYTES_MAX, REQUEST_BYTES_MAX};
 use crate::local::{HostIdentity, LocalLane, LocalOffer, dial};
-use crate::request::{RequestError, RequestOutcome, read_growing};
+use crate::request::{RequestError, exchange};
 
 /// The socket that a node offered to a client.
 #[derive(Debug)]
@@ -40,9 +38,9 @@ impl LocalRequests {
         Self { offer, host, state: Mutex::new(LocalState::Undialled) }
     }
 
-    /// Whether a socket is open for the next request.
-    pub(super) fn is_open(&self) -> bool {
-        match *self.state.lock().unwrap_or_else(PoisonError::into_inner) {
+    /// Whether a socket is held open for the next request.
+    pub(super) fn holds_socket(&self) -> bool {
+        match *self.lock() {
             LocalState::Idle(_) => true,
             LocalState::Undialled | LocalState::Refused => false,
         }
@@ -55,67 +53,45 @@ impl LocalRequests {
         request: &[u8],
         within: Duration,
     ) -> Option<Result<Vec<u8>, RequestError>> {
-        if request.len() > REQUEST_BYTES_MAX {
-            let bytes = request.len();
-            return Some(Err(RequestError::TooLong { bytes, limit: REQUEST_BYTES_MAX }));
-        }
-        let mut socket = match self.replace(LocalState::Undialled) {
-            LocalState::Idle(socket) => socket,
-            LocalState::Undialled => {
-                match dial(&self.offer, &self.host, LocalLane::Request).await {
-                    Ok(socket) => socket,
-                    Err(_) => {
-                        self.replace(LocalState::Refused);
-                        return None;
+        let attempt = timeout(within, async {
+            let mut socket = self.take().await?;
+            let (mut receive, mut send) = socket.split();
+            let answered = exchange((&mut receive, &mut send), None, request).await;
+            Some((socket, answered))
+        });
+        match attempt.await {
+            Ok(Some((socket, Ok(answered)))) => {
+                match answered {
+                    // The next request may follow.
+                    Ok(_) | Err(RequestError::Unanswered | RequestError::TooLong { .. }) => {
+                        *self.lock() = LocalState::Idle(socket);
                     }
+                    // A node that is busy closes it, and of a longer answer bytes are left.
+                    Err(_) => drop(socket),
                 }
+                Some(answered)
             }
-            LocalState::Refused => {
-                self.replace(LocalState::Refused);
-                return None;
-            }
-        };
-        let exchanged = timeout(within, exchange(&mut socket, request)).await;
-        Some(match exchanged {
-            Ok(Ok(answered)) => {
-                // One that was busy closes it.
-                if !matches!(answered, Err(RequestError::Busy | RequestError::AnswerTooLong { .. }))
-                {
-                    self.replace(LocalState::Idle(socket));
-                }
-                answered
-            }
-            Ok(Err(_)) => Err(RequestError::Broken),
-            Err(_) => Err(RequestError::Deadline { within }),
-        })
-    }
-
-    fn replace(&self, state: LocalState) -> LocalState {
-        let mut held = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        std::mem::replace(&mut held, state)
-    }
-}
-
-/// One request and its answer.
-///
-/// # Errors
-/// If the socket broke.
-async fn exchange(
-    socket: &mut UnixStream,
-    request: &[u8],
-) -> io::Result<Result<Vec<u8>, RequestError>> {
-    let length = u32::try_from(request.len()).expect("below the limit");
-    socket.write_all(&length.to_le_bytes()).await?;
-    socket.write_all(request).await?;
-    let outcome = socket.read_u8().await?;
-    let length = socket.read_u32_le().await? as usize;
-    Ok(match RequestOutcome::of(outcome) {
-        Some(RequestOutcome::Answer) if length > ANSWER_BYTES_MAX => {
-            Err(RequestError::AnswerTooLong { bytes: length, limit: ANSWER_BYTES_MAX })
+            Ok(Some((_, Err(_)))) => Some(Err(RequestError::Broken)),
+            Ok(None) => None,
+            Err(_) => Some(Err(RequestError::Deadline { within })),
         }
-        Some(RequestOutcome::Answer) => Ok(read_growing(socket, length).await?),
-        Some(RequestOutcome::Busy) => Err(RequestError::Busy),
-        Some(RequestOutcome::Unanswered) => Err(RequestError::Unanswered),
-        None => return Err(io::ErrorKind::InvalidData.into()),
-    })
+    }
+
+    /// The socket that is held, or a new one; none if it cannot be used.
+    async fn take(&self) -> Option<UnixStream> {
+        let state = mem::replace(&mut *self.lock(), LocalState::Undialled);
+        let socket = match state {
+            LocalState::Idle(socket) => Some(socket),
+            LocalState::Undialled => dial(&self.offer, &self.host, LocalLane::Request).await.ok(),
+            LocalState::Refused => None,
+        };
+        if socket.is_none() {
+            *self.lock() = LocalState::Refused;
+        }
+        socket
+    }
+
+    fn lock(&self) -> MutexGuard<'_, LocalState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }

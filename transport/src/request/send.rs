@@ -1,8 +1,10 @@
 //! The requesting side of a request.
 
+use std::io;
 use std::time::Duration;
 
-use quinn::{Connection, RecvStream, SendStream, WriteError};
+use quinn::Connection;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::timeout;
 
 use super::RequestError;
@@ -16,43 +18,59 @@ pub(crate) async fn send_request(
     request: &[u8],
     within: Duration,
 ) -> Result<Vec<u8>, RequestError> {
+    let answered = timeout(within, async {
+        let (mut send, mut receive) = connection.open_bi().await?;
+        exchange((&mut receive, &mut send), Some(REQUEST_STREAM), request).await
+    });
+    match answered.await {
+        Ok(Ok(answered)) => answered,
+        Ok(Err(_)) => Err(broken_error(connection)),
+        Err(_) => Err(RequestError::Deadline { within }),
+    }
+}
+
+/// Writes a request, behind the byte that names the kind of stream if there is one, and reads its
+/// outcome.
+///
+/// # Errors
+/// If the stream broke.
+pub(crate) async fn exchange<R, W>(
+    (receive, send): (&mut R, &mut W),
+    kind: Option<u8>,
+    request: &[u8],
+) -> io::Result<Result<Vec<u8>, RequestError>>
+where
+    R: AsyncRead + Unpin,
+    W: AsyncWrite + Unpin,
+{
     if request.len() > REQUEST_BYTES_MAX {
         let bytes = request.len();
-        let limit = REQUEST_BYTES_MAX;
-        return Err(RequestError::TooLong { bytes, limit });
+        return Ok(Err(RequestError::TooLong { bytes, limit: REQUEST_BYTES_MAX }));
     }
-    let answered = timeout(within, exchange(connection, request)).await;
-    answered.unwrap_or(Err(RequestError::Deadline { within }))
-}
-
-async fn exchange(connection: &Connection, request: &[u8]) -> Result<Vec<u8>, RequestError> {
-    let broken = |_| broken_error(connection);
-    let (mut send, mut receive) = connection.open_bi().await.map_err(broken)?;
-    let length = u32::try_from(request.len()).expect("below the limit");
-    let mut head = [REQUEST_STREAM; 5];
-    head[1..].copy_from_slice(&length.to_le_bytes());
-    write(&mut send, &head, request).await.map_err(|_| broken_error(connection))?;
-    let mut outcome = [0];
-    receive.read_exact(&mut outcome).await.map_err(|_| broken_error(connection))?;
-    match RequestOutcome::of(outcome[0]) {
-        Some(RequestOutcome::Answer) => read_answer(connection, receive).await,
+    // A peer that is busy reads no further, and its outcome is on the way.
+    let _ = write(send, kind, request).await;
+    let outcome = receive.read_u8().await?;
+    let length = receive.read_u32_le().await? as usize;
+    Ok(match RequestOutcome::of(outcome) {
+        Some(RequestOutcome::Answer) if length > ANSWER_BYTES_MAX => {
+            Err(RequestError::AnswerTooLong { bytes: length, limit: ANSWER_BYTES_MAX })
+        }
+        Some(RequestOutcome::Answer) => Ok(read_growing(receive, length).await?),
         Some(RequestOutcome::Busy) => Err(RequestError::Busy),
         Some(RequestOutcome::Unanswered) => Err(RequestError::Unanswered),
-        None => Err(RequestError::Broken),
-    }
+        None => return Err(io::ErrorKind::InvalidData.into()),
+    })
 }
 
-/// A peer that is too busy stops the stream before it has read all; its outcome is on the way.
-async fn write(send: &mut SendStream, head: &[u8], request: &[u8]) -> Result<(), WriteError> {
-    for bytes in [head, request] {
-        match send.write_all(bytes).await {
-            Err(WriteError::Stopped(_)) => return Ok(()),
-            written => written?,
-        }
-    }
-    // Stopped meanwhile: the same.
-    let _ = send.finish();
-    Ok(())
+async fn write<W>(send: &mut W, kind: Option<u8>, request: &[u8]) -> io::Result<()>
+where
+    W: AsyncWrite + Unpin,
+{
+    let length = u32::try_from(request.len()).expect("below the limit");
+    let head: Vec<u8> = kind.into_iter().chain(length.to_le_bytes()).collect();
+    send.write_all(&head).await?;
+    send.write_all(request).await?;
+    send.flush().await
 }
 
 fn broken_error(connection: &Connection) -> RequestError {
@@ -64,20 +82,4 @@ fn broken_error(connection: &Connection) -> RequestError {
         }
         Some(_) | None => RequestError::Broken,
     }
-}
-
-async fn read_answer(
-    connection: &Connection,
-    mut receive: RecvStream,
-) -> Result<Vec<u8>, RequestError> {
-    let mut length = [0; 4];
-    receive.read_exact(&mut length).await.map_err(|_| broken_error(connection))?;
-    let length = u32::from_le_bytes(length) as usize;
-    if length > ANSWER_BYTES_MAX {
-        let bytes = length;
-        let limit = ANSWER_BYTES_MAX;
-        return Err(RequestError::AnswerTooLong { bytes, limit });
-    }
-    let read = read_growing(&mut receive, length).await;
-    read.map_err(|_| broken_error(connection))
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use zbelastic_identity::{ClusterAuthority, PeerRole, UnixSeconds};
-use zbelastic_transport::{AdminClient, CloseCode, DialProblem, RequestError, TransportPath};
+use zbelastic_transport::{AdminClient, CloseCode, DialProblem, RequestError, TransportLimits};
 use zbelastic_types::{ClusterId, NodeId};
 
 use crate::site::{DEADLINE, TransportSite, TransportTestNode, TransportTestOptions};
@@ -153,14 +153,14 @@ async fn a_client_of_the_same_host_sends_its_requests_by_the_nodes_socket() {
             assert!(reply.answer(body.clone()));
         });
         assert!(answered.unwrap() == body, "{length} bytes");
-        assert_eq!(client.path(), TransportPath::SameHost);
+        assert!(client.holds_socket());
     }
     // Dropped without an answer: the socket stays.
     let (answered, ()) = tokio::join!(client.request(vec![1]), async {
         drop(node.request().await);
     });
     assert_eq!(answered, Err(RequestError::Unanswered));
-    assert_eq!(client.path(), TransportPath::SameHost);
+    assert!(client.holds_socket());
     client.close().await;
 }
 
@@ -188,7 +188,7 @@ async fn a_socket_serves_no_client_whose_connection_was_closed() {
     let site = TransportSite::new();
     let (mut node, client) = on_one_host(&site).await;
     let (answered, ()) = tokio::join!(client.request(vec![1]), answer(&mut node, PeerRole::Admin));
-    assert_eq!((answered, client.path()), (Ok(vec![1]), TransportPath::SameHost));
+    assert_eq!((answered, client.holds_socket()), (Ok(vec![1]), true));
     node.transport.ban(NodeId(50));
     assert_eq!(client.request(vec![1]).await, Err(RequestError::Broken));
 }
@@ -202,6 +202,31 @@ async fn a_client_that_cannot_reach_the_socket_sends_its_requests_by_quic() {
     for _ in 0..2 {
         let (answered, ()) =
             tokio::join!(client.request(vec![1]), answer(&mut node, PeerRole::Admin));
-        assert_eq!((answered, client.path()), (Ok(vec![1]), TransportPath::Quic));
+        assert_eq!((answered, client.holds_socket()), (Ok(vec![1]), false));
     }
+}
+
+/// A busy node reads no request, however long: the client finds that it is busy all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_busy_node_says_so_by_its_socket() {
+    const LONG: usize = 512 << 10;
+    let site = TransportSite::new();
+    let limits = TransportLimits { requests_open_max: 1, ..TransportTestOptions::default().limits };
+    let options =
+        TransportTestOptions { same_host: true, limits, ..TransportTestOptions::default() };
+    let mut node = site.node(1, options).await;
+    let credentials = |node| site.credentials(PeerRole::Admin, node);
+    let first = AdminClient::connect(&[address(&node)], credentials(50)).await.unwrap();
+    let second = AdminClient::connect(&[address(&node)], credentials(51)).await.unwrap();
+    let (answered, ()) = tokio::join!(first.request(vec![1]), async {
+        let (_, bytes, reply) = node.request().await;
+        assert_eq!(second.request(vec![2; LONG]).await, Err(RequestError::Busy));
+        assert!(reply.answer(bytes));
+    });
+    assert_eq!(answered, Ok(vec![1]));
+    let (answered, ()) = tokio::join!(second.request(vec![3]), async {
+        let (_, bytes, reply) = node.request().await;
+        assert!(reply.answer(bytes));
+    });
+    assert_eq!((answered, second.holds_socket()), (Ok(vec![3]), true));
 }

@@ -105,7 +105,7 @@ impl PartialFolder {
     /// Writes a file as `write` makes its content.
     ///
     /// # Errors
-    /// Those of `write`, or `failed` if the file cannot be made.
+    /// Those of `write`, or `failed` if the file cannot be made or its last bytes not written.
     pub fn write<E>(
         &self,
         name: &str,

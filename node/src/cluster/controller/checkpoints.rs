@@ -15,8 +15,9 @@ use zbelastic_wire::{
 use super::answers::not_found;
 use super::exports::Exports;
 use super::ports::{ControllerPorts, holders};
-use crate::cluster::checkpoint_thread::{self, CheckpointThread, collect_now};
-use crate::cluster::piece_fetch::fetch_piece_of_any;
+use crate::cluster::activity::WorkCounter;
+use crate::cluster::checkpoint_thread::{self, CheckpointThread, StoreEvent, collect_now};
+use crate::cluster::piece_fetch::{fetch_piece_of_any, refetch_piece_of_any};
 use crate::cluster::requests;
 use crate::cluster::run_log::RunLog;
 use zbelastic_api::{
@@ -85,27 +86,31 @@ pub(super) fn export_subtree(
     });
 }
 
-/// Answers from a body, which is fetched first if it is not here: beside the loop, for disks are
-/// slow.
+/// Answers from a body, which is fetched first if it is not here, or again if it is damaged: beside
+/// the loop, for disks are slow.
 fn answer_from(
     piece: PieceRef,
     body: Option<Arc<dyn BulkBody>>,
     (ports, reply): (&ControllerPorts, RequestReply),
-    read: impl FnOnce(&dyn BulkBody) -> Result<ApiAnswer, String> + Send + 'static,
+    read: impl Fn(&dyn BulkBody) -> Result<ApiAnswer, String> + Copy + Send + 'static,
 ) {
     let checkpoint_thread = ports.tasks.checkpoint_thread().clone();
     let transport = ports.tasks.transport().clone();
     let others = ports.other_holders();
     tokio::spawn(async move {
-        let body = match body {
-            Some(body) => Ok(body),
-            None => fetch_body(&checkpoint_thread, &transport, others, piece).await,
-        };
+        let parts = (&transport, &checkpoint_thread);
         let answer = match body {
-            Ok(body) => tokio::task::spawn_blocking(move || read(&*body))
-                .await
-                .unwrap_or_else(|error| Err(error.to_string())),
-            Err(what) => Err(what),
+            Some(body) => match read_beside(body, read).await {
+                Ok(answer) => Ok(answer),
+                Err(why) => match mend(parts, piece, (&others, why)).await {
+                    Ok(()) => read_stored(&checkpoint_thread, piece, read).await,
+                    Err(why) => Err(why),
+                },
+            },
+            None => match fetch_piece_of_any(parts, piece, &others).await {
+                Ok(()) => read_stored(&checkpoint_thread, piece, read).await,
+                Err(why) => Err(why),
+            },
         };
         let refused = |what| ApiAnswer::Refused(ApiRefusal::OutOfResource { what });
         send(reply, &answer.unwrap_or_else(refused));
@@ -229,17 +234,37 @@ pub(super) fn no_layer((step, layer): (u64, u32)) -> ApiRefusal {
     ApiRefusal::NotFound { thing: ResourceKind::Layer, name }
 }
 
-/// Fetches a piece into the store here, from the first of the nodes that serves it: chunk by chunk, and
-/// kept only if it has its digest.
-async fn fetch_body(
+/// Reads a body on a thread that may block.
+async fn read_beside(
+    body: Arc<dyn BulkBody>,
+    read: impl FnOnce(&dyn BulkBody) -> Result<ApiAnswer, String> + Send + 'static,
+) -> Result<ApiAnswer, String> {
+    let read = tokio::task::spawn_blocking(move || read(&*body)).await;
+    read.unwrap_or_else(|error| Err(error.to_string()))
+}
+
+/// Reads a piece that was just fetched.
+async fn read_stored(
     checkpoint_thread: &CheckpointThread,
-    transport: &Transport,
-    holders: Vec<NodeId>,
     piece: PieceRef,
-) -> Result<Arc<dyn BulkBody>, String> {
-    fetch_piece_of_any((transport, checkpoint_thread), piece, &holders).await?;
-    let found = checkpoint_thread.find(&BulkKey::Piece(piece));
-    found.ok_or_else(|| "it was removed before it could be read".to_owned())
+    read: impl FnOnce(&dyn BulkBody) -> Result<ApiAnswer, String> + Send + 'static,
+) -> Result<ApiAnswer, String> {
+    match checkpoint_thread.find(&BulkKey::Piece(piece)) {
+        Some(body) => read_beside(body, read).await,
+        None => Err("it was removed before it could be read".to_owned()),
+    }
+}
+
+/// Fetches a piece again that is damaged here, from the first of the nodes that serves it.
+async fn mend(
+    parts: (&Transport, &CheckpointThread),
+    piece: PieceRef,
+    (holders, why): (&[NodeId], String),
+) -> Result<(), String> {
+    let outcome = refetch_piece_of_any(parts, piece, holders, &WorkCounter::default()).await;
+    let failed = outcome.clone().map_err(|missing| format!("{why}; {missing}"));
+    parts.1.report(StoreEvent::Mended { piece, found: Some(why), outcome }).await;
+    failed
 }
 
 async fn read_local(

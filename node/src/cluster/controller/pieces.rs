@@ -130,10 +130,15 @@ impl CheckpointPieces {
                 ports.journal.warn(damaged_text(ports.me, name));
                 fetch_data_of(name, ports.other_holders(), &ports.tasks);
             }
-            StoreEvent::Mended { piece, outcome } => match repair_text(piece, outcome) {
-                Ok(text) => ports.journal.log(text),
-                Err(text) => ports.journal.warn(text),
-            },
+            StoreEvent::Mended { piece, found, outcome } => {
+                if let Some(why) = found {
+                    ports.journal.warn(damaged_piece_text(piece, &why));
+                }
+                match repair_text(piece, outcome) {
+                    Ok(text) => ports.journal.log(text),
+                    Err(text) => ports.journal.warn(text),
+                }
+            }
             // A controller has no pieces of its own, nor does it continue from any.
             StoreEvent::Put { .. } | StoreEvent::Got { .. } => {}
         }

@@ -411,7 +411,7 @@ impl WorkerPieces {
                 ports.journal.warn(damaged_text(ports.me, name));
                 fetch_again(name, ports.holders(roster), &ports.tasks);
             }
-            StoreEvent::Mended { piece, outcome } => match repair_text(piece, outcome) {
+            StoreEvent::Mended { piece, outcome, .. } => match repair_text(piece, outcome) {
                 Ok(text) => ports.journal.log(text),
                 Err(text) => ports.journal.warn(text),
             },

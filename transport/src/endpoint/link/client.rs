@@ -6,7 +6,8 @@ use tokio::time::timeout;
 
 use super::LaneEnd;
 use super::establish::admission_for;
-use super::requests::serve_request_sockets;
+use super::local::serve_sockets;
+use super::requests::serve_request_socket;
 use super::streams::accept_two_way;
 use crate::close_code::CloseCode;
 use crate::endpoint::context::TransportContext;
@@ -14,6 +15,7 @@ use crate::endpoint::greeting::PeerConnection;
 use crate::endpoint::hello::PeerHello;
 use crate::endpoint::hub::AdmissionHandle;
 use crate::event::{DownReason, PeerViolation};
+use crate::local::LocalLane;
 use crate::version::VERSIONS;
 
 /// Answers a client until its connection ends.
@@ -34,9 +36,10 @@ pub(crate) async fn run_client(context: Arc<TransportContext>, peer_connection: 
     let end = match admission {
         // Held as long as the connection, so that the secret is worth nothing afterwards.
         Some(AdmissionHandle { admission: _admission, arrivals }) => {
+            let serve = |socket| serve_request_socket(Arc::clone(&context), peer, socket);
             tokio::select! {
                 end = streams => end,
-                end = serve_request_sockets(Arc::clone(&context), peer, arrivals) => end,
+                end = serve_sockets(arrivals, Some(LocalLane::Request), serve) => end,
             }
         }
         None => streams.await,

@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
+use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
+use zbelastic_identity::PeerIdentity;
 
 use super::LaneEnd;
 use super::establish::LocalSockets;
@@ -17,8 +19,8 @@ use crate::frame::FrameOutlet;
 use crate::local::{LocalAdmission, LocalArrival, LocalLane};
 use crate::peers::{MessageKind, PeerLink, may_send};
 
-/// Bulk connections of one peer at once. More are closed.
-const BULK_SOCKETS_MAX: usize = 32;
+/// Sockets for bodies, or for requests, of one peer at once. More are closed.
+const SOCKETS_MAX: usize = 32;
 
 /// Starts the lanes that have a socket each.
 pub(super) fn carry_sockets(
@@ -105,35 +107,50 @@ async fn refuse_bytes(stream: OwnedReadHalf) -> LaneEnd {
 pub(super) async fn serve_arrivals(
     context: Arc<TransportContext>,
     link: Arc<PeerLink>,
-    mut arrivals: mpsc::Receiver<LocalArrival>,
+    arrivals: mpsc::Receiver<LocalArrival>,
     admission: LocalAdmission,
 ) -> LaneEnd {
-    let mut streams = JoinSet::new();
+    let lane = may_send(link.peer.role, MessageKind::Bulk).then_some(LocalLane::Bulk);
+    let peer = link.peer;
+    let serve = |socket| serve_bodies(Arc::clone(&context), peer, socket);
+    let end = serve_sockets(arrivals, lane, serve).await;
+    drop(admission);
+    end
+}
+
+async fn serve_bodies(
+    context: Arc<TransportContext>,
+    peer: PeerIdentity,
+    socket: UnixStream,
+) -> LaneEnd {
+    let (receive, send) = socket.into_split();
+    serve_bulk(&context, peer, TransportPath::SameHost, receive, send).await
+}
+
+/// Serves the sockets that come for a lane, until none can come any more or the peer breaks the
+/// rules. Others are closed, and so are more than [`SOCKETS_MAX`] at once.
+pub(super) async fn serve_sockets<F>(
+    mut arrivals: mpsc::Receiver<LocalArrival>,
+    lane: Option<LocalLane>,
+    serve: impl Fn(UnixStream) -> F,
+) -> LaneEnd
+where
+    F: Future<Output = LaneEnd> + Send + 'static,
+{
+    let mut sockets = JoinSet::new();
     loop {
         tokio::select! {
             arrival = arrivals.recv() => {
-                let Some(arrival) = arrival else { break };
-                let is_allowed = arrival.lane == LocalLane::Bulk
-                    && streams.len() < BULK_SOCKETS_MAX
-                    && may_send(link.peer.role, MessageKind::Bulk);
-                if is_allowed {
-                    streams.spawn(serve_one(Arc::clone(&context), Arc::clone(&link), arrival));
+                let Some(arrival) = arrival else { return LaneEnd::Over };
+                if Some(arrival.lane) == lane && sockets.len() < SOCKETS_MAX {
+                    sockets.spawn(serve(arrival.stream));
                 }
             }
-            Some(Ok(LaneEnd::Violation(violation))) = streams.join_next() => {
-                return LaneEnd::Violation(violation);
+            Some(ended) = sockets.join_next() => {
+                if let Ok(end @ LaneEnd::Violation(_)) = ended {
+                    return end;
+                }
             }
         }
     }
-    drop(admission);
-    LaneEnd::Over
-}
-
-async fn serve_one(
-    context: Arc<TransportContext>,
-    link: Arc<PeerLink>,
-    arrival: LocalArrival,
-) -> LaneEnd {
-    let (receive, send) = arrival.stream.into_split();
-    serve_bulk(&context, link.peer, TransportPath::SameHost, receive, send).await
 }

@@ -6,8 +6,7 @@ use std::sync::Arc;
 use quinn::{RecvStream, SendStream};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::UnixStream;
-use tokio::sync::{mpsc, oneshot};
-use tokio::task::JoinSet;
+use tokio::sync::oneshot;
 use tokio::time::timeout;
 use zbelastic_identity::PeerIdentity;
 
@@ -16,11 +15,7 @@ use crate::close_code::CloseCode;
 use crate::endpoint::context::TransportContext;
 use crate::event::{PeerViolation, RequestReply, TransportEvent};
 use crate::limits::{ANSWER_BYTES_MAX, REQUEST_BYTES_MAX};
-use crate::local::{LocalArrival, LocalLane};
 use crate::request::{RequestOutcome, read_growing};
-
-/// Sockets for requests of one client at once. More are closed.
-const REQUEST_SOCKETS_MAX: usize = 32;
 
 /// Reads a request, gives it to the node, and sends the answer. An error is a reason to close the
 /// connection.
@@ -30,50 +25,37 @@ pub(super) async fn serve_request(
     mut send: SendStream,
     mut receive: RecvStream,
 ) -> Result<(), CloseCode> {
+    let mut head = [0; 4];
+    let read = timeout(context.limits.request_within, receive.read_exact(&mut head)).await;
+    if !matches!(read, Ok(Ok(()))) {
+        return Ok(());
+    }
     let gone = send.stopped();
     let gone = async {
         // However it ended, nobody reads an answer.
         let _ = gone.await;
     };
-    serve_one(context, from, (&mut receive, &mut send), |_| gone).await?;
+    serve_one(context, from, head, (&mut receive, &mut send), |_| gone).await?;
     // One that went away needs no answer.
     let _ = send.finish();
     Ok(())
 }
 
-/// Serves the sockets of a client of the same host, until its connection ends or it breaks the
-/// rules.
-pub(super) async fn serve_request_sockets(
-    context: Arc<TransportContext>,
-    from: PeerIdentity,
-    mut arrivals: mpsc::Receiver<LocalArrival>,
-) -> LaneEnd {
-    let mut sockets = JoinSet::new();
-    loop {
-        tokio::select! {
-            arrival = arrivals.recv() => {
-                let Some(arrival) = arrival else { return LaneEnd::Over };
-                if arrival.lane == LocalLane::Request && sockets.len() < REQUEST_SOCKETS_MAX {
-                    sockets.spawn(serve_socket(Arc::clone(&context), from, arrival.stream));
-                }
-            }
-            Some(Ok(LaneEnd::Violation(violation))) = sockets.join_next() => {
-                return LaneEnd::Violation(violation);
-            }
-        }
-    }
-}
-
-/// Serves the requests of a socket, one after another.
-async fn serve_socket(
+/// Serves the requests of a client's socket, one after another. One that waits for the next is
+/// idle, for as long as the client's connection lasts.
+pub(super) async fn serve_request_socket(
     context: Arc<TransportContext>,
     from: PeerIdentity,
     mut socket: UnixStream,
 ) -> LaneEnd {
     let (mut receive, mut send) = socket.split();
     loop {
+        let mut head = [0; 4];
+        if receive.read_exact(&mut head).await.is_err() {
+            return LaneEnd::Over;
+        }
         let ends = (&mut receive, &mut send);
-        match serve_one(&context, from, ends, gone).await {
+        match serve_one(&context, from, head, ends, gone).await {
             Ok(ServedRequest::Answered) => {}
             Ok(ServedRequest::Ended) => return LaneEnd::Over,
             Err(code) => return LaneEnd::Violation(PeerViolation::Other(code)),
@@ -96,10 +78,12 @@ enum ServedRequest {
     Ended,
 }
 
-/// The same as [`serve_request`] on any two ends. `gone` ends when nobody waits for the answer.
+/// Reads the request behind its length, which is read, and answers it on any two ends. `gone` ends
+/// when nobody waits for the answer.
 async fn serve_one<'a, R, W, F>(
     context: &TransportContext,
     from: PeerIdentity,
+    head: [u8; 4],
     (receive, send): (&'a mut R, &mut W),
     gone: impl FnOnce(&'a mut R) -> F,
 ) -> Result<ServedRequest, CloseCode>
@@ -108,10 +92,6 @@ where
     W: AsyncWrite + Unpin,
     F: Future<Output = ()>,
 {
-    let mut head = [0; 4];
-    if receive.read_exact(&mut head).await.is_err() {
-        return Ok(ServedRequest::Ended);
-    }
     let counters = &context.counters;
     let Ok(permit) = context.requests_open.try_acquire() else {
         counters.requests_busy.increment();
