@@ -1,7 +1,5 @@
 //! Chunks that come from elsewhere: synced a few at a time, and durable once a record names them.
 
-mod common;
-
 use std::io;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -9,14 +7,16 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use common::{name, noise};
+use zbelastic_checkpoint::conformance::noise;
 use zbelastic_checkpoint::faults::{
     FaultyFileSystem, FileFaultInjector, FileFaultRule, FileIndex, PowerLoss, SimulatedDisk,
 };
 use zbelastic_checkpoint::files::{DIRECT_BYTES, EntryKind, FileSystem, FolderEntry, OpenFile};
 use zbelastic_checkpoint::{
-    CheckpointStore, CheckpointStoreError, ChunkHash, FileOperation, FolderStore, PieceRecord,
+    CheckpointId, CheckpointStore, CheckpointStoreError, ChunkHash, FileOperation, FolderStore,
+    PieceName, PieceRecord,
 };
+use zbelastic_types::{Digest, LayerId, RunId, Step};
 
 const ROOT: &str = "/disk";
 /// What takes longer waits for something that never comes.
@@ -26,6 +26,11 @@ type TransferTestStore = FolderStore<FileIndex>;
 
 fn open(files: Arc<dyn FileSystem>) -> TransferTestStore {
     TransferTestStore::open(files, &Path::new(ROOT).join("store")).expect("it opens")
+}
+
+fn name(layer: u32) -> PieceName {
+    let version = CheckpointId { run: RunId(1), version: Step(1) };
+    PieceName { version, layer: LayerId(layer), digest: Digest([3; 32]) }
 }
 
 /// A store on a simulated disk, whose faults are injected.
@@ -95,7 +100,7 @@ fn chunks_that_a_full_disk_does_not_sync_get_no_name() {
     assert_eq!(temporaries(&disk), 0);
     assert!(chunks.iter().all(|hash| store.chunk(*hash).is_err()));
     // Nothing is wrong with the store.
-    store.put(name(1, 0), &chunk(0)).expect("there is room again");
+    store.put(name(0), &chunk(0)).expect("there is room again");
 }
 
 /// A disk on which one rename to a chunk's name waits.
@@ -182,16 +187,16 @@ fn a_sync_beside_a_rename_does_not_count_for_it() {
             let hash = store.put_new_chunk(held, &mut transfer).expect("room");
             store.name_chunks(transfer).expect("synced");
             let record = PieceRecord { length: held.len() as u64, chunks: vec![hash] };
-            store.put_record(name(1, 0), &record).expect("durable");
+            store.put_record(name(0), &record).expect("durable");
         });
         is_held.recv_timeout(PATIENCE).expect("it renames");
-        store.put(name(1, 1), &other).expect("durable");
+        store.put(name(1), &other).expect("durable");
         release.send(()).expect("it waits");
         transfer.join().expect("no panic");
     });
     let store = open(Arc::new(disk.after_power_loss(PowerLoss::LosesAll)));
     for (layer, bytes) in [(0, held), (1, other)] {
-        let found = store.get(name(1, layer)).unwrap_or_else(|error| panic!("{error}"));
+        let found = store.get(name(layer)).unwrap_or_else(|error| panic!("{error}"));
         assert!(found == bytes, "layer {layer} was acknowledged");
     }
 }

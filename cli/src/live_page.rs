@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 
 use zbelastic_api::client::{ApiClient, ApiError};
 use zbelastic_identity::{JoinError, JoinSetup, JoinToken, NodeKey, NodeName, PeerRole, join_once};
+use zbelastic_machine::background_thread::raise_niceness;
 use zbelastic_machine::name_resolver;
 use zbelastic_machine::own_address::reachable_addresses;
-use zbelastic_node::cluster::threads::{raise_niceness, runtime};
+use zbelastic_node::cluster::threads::runtime;
 use zbelastic_node::data_folder::NodeDataFolder;
 use zbelastic_ui::{
     AccessPolicy, PageObserver, ServeError, TokenCheck, TokenRefusal, UiServer, UiSettings,

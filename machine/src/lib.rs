@@ -1,6 +1,7 @@
 //! The resources of this machine: cores, memory, disks, NVIDIA devices, its resolver of names, and
 //! how fast it multiplies; and texts and weights on its disk, fetched and mended chunk by chunk.
 
+pub mod background_thread;
 pub mod data_fetch;
 pub mod data_file;
 pub mod device;

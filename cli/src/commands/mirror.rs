@@ -9,8 +9,8 @@ use std::thread;
 use std::time::Duration;
 
 use zbelastic_api::client::ApiClient;
+use zbelastic_machine::background_thread::raise_niceness;
 use zbelastic_mirror::Mirror;
-use zbelastic_node::cluster::threads::raise_niceness;
 use zbelastic_remote::{Environment, ObjectFolder, RetryEvent, RetryPolicy};
 use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail};
 

@@ -216,6 +216,7 @@ pub const FENCES: &[Fence] = &[
             "node/src/cluster/threads.rs",
             "node/src/data_folder.rs",
             "whole-file/src/",
+            "machine/src/background_thread.rs",
             "machine/src/lib.rs",
             "cli/src/terminal.rs",
             "cli/src/commands/doctor/",

@@ -19,6 +19,7 @@ use zbelastic_checkpoint::{
     CheckpointStore, CheckpointStoreError, Manifest, SledStore, aside_folders, collect_asides,
 };
 use zbelastic_identity::random_number;
+use zbelastic_machine::background_thread::{CheckpointTime, raise_niceness};
 use zbelastic_machine::data_file::{FileBody, served_hashes};
 use zbelastic_machine::disk_usage;
 use zbelastic_machine::layer_snapshot::LayerSnapshot;
@@ -41,7 +42,6 @@ use super::activity::WorkCounter;
 use super::disk_space::{DiskSpaceShortage, NodeDisks};
 use super::scrub::scrub;
 use super::stores::{OpenStores, StoreOpenError};
-use super::threads::{CheckpointTime, raise_niceness};
 use aside_stores::AsideStores;
 use store_in_use::{REOPEN_PAUSE, StoppedStore};
 use zbelastic_machine::unused_data::collect_data;

@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use zbelastic_checkpoint::{CheckpointStore, SledStore};
+use zbelastic_machine::background_thread::CheckpointTime;
 use zbelastic_policy::piece_sink::{PieceError, PieceSink};
 use zbelastic_trainer::elastic::ChainingValue;
 use zbelastic_transport::{BulkError, BulkFetch, ChunkSink, Transport};
@@ -14,7 +15,6 @@ use super::activity::WorkCounter;
 use super::checkpoint_thread::{CheckpointThread, check_disk_space};
 use super::disk_space::DiskSpaceShortage;
 use super::keep_queue::BegunPiece;
-use super::threads::CheckpointTime;
 
 /// Why a piece is not kept.
 #[derive(Debug, thiserror::Error)]

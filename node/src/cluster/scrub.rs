@@ -13,6 +13,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use zbelastic_api::HexDigest;
 use zbelastic_identity::UnixSeconds;
+use zbelastic_machine::background_thread::raise_niceness;
 use zbelastic_machine::data_file::keep_hashes;
 use zbelastic_policy::data_chunks::ChunkHashes;
 use zbelastic_policy::scrub::{CorruptItem, DataFileAccess, ScrubPass, ScrubReport, Scrubber};
@@ -23,7 +24,6 @@ use zbelastic_wire::PieceRef;
 use super::activity::WorkCounter;
 use super::checkpoint_thread::{CheckpointThread, StoreEvent, StoreInUse};
 use super::piece_fetch::refetch_piece_of_any;
-use super::threads::raise_niceness;
 use crate::checked_json;
 use crate::data_folder::NodeDataFolder;
 

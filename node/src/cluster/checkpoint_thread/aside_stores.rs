@@ -7,13 +7,13 @@ use tokio::sync::{mpsc, watch};
 use zbelastic_checkpoint::{
     AsideFiles, CheckpointId, CheckpointStore, SledStore, aside_folders, remove_aside,
 };
+use zbelastic_machine::background_thread::raise_niceness;
 use zbelastic_policy::aside::AsideRetention;
 use zbelastic_policy::store_opening::ASIDE_MAX;
 use zbelastic_wire::FreedSpace;
 
 use super::StoreEvent;
 use crate::cluster::stores::StoreOpenError;
-use crate::cluster::threads::raise_niceness;
 
 /// Stores that were put aside beside the one in use.
 pub(super) struct AsideStores {
