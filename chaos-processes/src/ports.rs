@@ -5,6 +5,7 @@
 //! gets it by chance while the node is down. Other clusters of this machine are kept away by where
 //! the search begins, and by trying.
 
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 
@@ -45,6 +46,16 @@ impl PortAllocator {
         }
         Err(io::ErrorKind::AddrInUse.into())
     }
+}
+
+/// An address of this machine with a port that no process uses, and that no process gets by chance until a
+/// node is started there, or again. The search begins anywhere: tests of several programs run at
+/// once.
+///
+/// # Errors
+/// As [`PortAllocator::take`].
+pub fn free_address() -> io::Result<SocketAddr> {
+    PortAllocator::new(RandomState::new().hash_one(0)).take()
 }
 
 fn ephemeral_first() -> u16 {

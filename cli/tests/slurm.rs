@@ -7,7 +7,7 @@
 mod tools;
 
 use std::fs;
-use std::net::{TcpListener, UdpSocket};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 use tools::{content, tool};
+use zbelastic_chaos_processes::ports;
 
 /// What may take so long on the slowest machine there is: two lives of a job, and the two minutes for
 /// which Slurm holds one back that was requeued.
@@ -136,7 +137,7 @@ impl Slurm {
 
     /// Submits the script, as its first lines say.
     fn submit(&self, more: &[&str]) -> String {
-        let port = UdpSocket::bind("127.0.0.1:0").expect("a port").local_addr().expect("it").port();
+        let port = ports::free_address().expect("a port").port();
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/slurm/zbelastic.sbatch");
         let mut sbatch = self.command("sbatch");
         sbatch.env("ZBELASTIC", PROGRAM).env("ZBELASTIC_STATE", self.path("cluster"));

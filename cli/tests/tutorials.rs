@@ -18,7 +18,7 @@
 mod blocks;
 
 use std::fs;
-use std::net::{TcpListener, UdpSocket};
+use std::net::TcpListener;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -26,6 +26,7 @@ use std::time::{Duration, Instant};
 
 use blocks::blocks;
 use tempfile::TempDir;
+use zbelastic_chaos_processes::ports;
 
 /// What may take so long on the slowest machine there is.
 const PATIENCE: Duration = Duration::from_secs(240);
@@ -123,7 +124,7 @@ impl Reader {
         fs::create_dir(&bin).expect("made");
         let program = env!("CARGO_BIN_EXE_zbelastic");
         std::os::unix::fs::symlink(program, bin.join("zbelastic")).expect("made");
-        let udp = UdpSocket::bind("127.0.0.1:0").expect("a port").local_addr().expect("it").port();
+        let udp = ports::free_address().expect("a port").port();
         let tcp = TcpListener::bind("127.0.0.1:0").expect("a port");
         let tcp = tcp.local_addr().expect("it").port();
         let mut replaced: Vec<_> =

@@ -1,6 +1,5 @@
 //! Clusters of real processes on this machine: what tests of them share.
 
-use std::net::UdpSocket;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -11,6 +10,7 @@ use zbelastic_api::{
     ApiAnswer, ApiRequest, CorpusDescription, EVENTS_MAX, EventKind, HexDigest, JobPhaseStatus,
     StatusReport, TokenRequest, TokenRole,
 };
+use zbelastic_chaos_processes::ports;
 use zbelastic_config::load_document;
 use zbelastic_node::data_folder::NodeDataFolder;
 use zbelastic_types::Bytes;
@@ -54,8 +54,7 @@ pub fn spawn(mut command: Command, folder: &Path) -> NodeProcess {
 }
 
 pub fn free_address() -> String {
-    let socket = UdpSocket::bind("127.0.0.1:0").expect("a port");
-    socket.local_addr().expect("it has one").to_string()
+    ports::free_address().expect("a port").to_string()
 }
 
 impl SpawnedCluster {

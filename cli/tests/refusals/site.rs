@@ -1,7 +1,6 @@
 //! Clusters of processes that end with the test program, however it ends.
 
 use std::fs;
-use std::net::UdpSocket;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -9,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tempfile::TempDir;
+use zbelastic_chaos_processes::ports;
 
 use crate::common::text;
 
@@ -109,8 +109,7 @@ pub fn refused(folder: &Path, arguments: &[&str], code: i32) -> String {
 
 /// An address where nobody listens.
 pub fn free_address() -> String {
-    let socket = UdpSocket::bind("127.0.0.1:0").expect("a port");
-    socket.local_addr().expect("it has one").to_string()
+    ports::free_address().expect("a port").to_string()
 }
 
 /// A cluster with one controller.
