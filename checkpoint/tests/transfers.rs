@@ -46,6 +46,16 @@ fn chunk(seed: u64) -> Vec<u8> {
     noise(seed, 2 * DIRECT_BYTES + 7)
 }
 
+type Transfer = <TransferTestStore as CheckpointStore>::UnnamedChunks;
+
+/// Three chunks of a transfer, which have no names yet.
+fn unnamed(store: &TransferTestStore) -> (Transfer, Vec<ChunkHash>) {
+    let mut transfer = Transfer::default();
+    let put = |seed| store.put_new_chunk(&chunk(seed), &mut transfer).expect("room");
+    let chunks = (0..3).map(put).collect();
+    (transfer, chunks)
+}
+
 fn temporaries(disk: &SimulatedDisk) -> usize {
     disk.list(&Path::new(ROOT).join("store/tmp")).expect("it is there").len()
 }
@@ -77,9 +87,7 @@ fn chunks_get_their_names_four_at_a_time_or_each_at_once_where_direct_writes_are
 #[test]
 fn a_transfer_that_is_dropped_leaves_nothing() {
     let (store, disk, _) = store();
-    let mut transfer = Default::default();
-    let put = |seed| store.put_new_chunk(&chunk(seed), &mut transfer).expect("room");
-    let chunks: Vec<ChunkHash> = (0..3).map(put).collect();
+    let (transfer, chunks) = unnamed(&store);
     assert_eq!(temporaries(&disk), 3);
     drop(transfer);
     assert_eq!(temporaries(&disk), 0);
@@ -90,9 +98,7 @@ fn a_transfer_that_is_dropped_leaves_nothing() {
 #[test]
 fn chunks_that_a_full_disk_does_not_sync_get_no_name() {
     let (store, disk, faults) = store();
-    let mut transfer = Default::default();
-    let put = |seed| store.put_new_chunk(&chunk(seed), &mut transfer).expect("room");
-    let chunks: Vec<ChunkHash> = (0..3).map(put).collect();
+    let (transfer, chunks) = unnamed(&store);
     let kind = io::ErrorKind::StorageFull;
     faults.inject(FileFaultRule::FailOnce { operation: FileOperation::Sync, after: 1, kind });
     let refused = store.name_chunks(transfer);

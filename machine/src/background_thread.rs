@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use rustix::time::{ClockId, clock_gettime};
+use rustix::time::ClockId;
+
+use crate::processor_time;
 
 /// The `nice` value of threads that nothing waits for: they get a third of the processor time that
 /// a pass gets where all cores are busy, and everything where one is idle. Not lower in priority: a
@@ -27,9 +29,9 @@ pub struct CheckpointTime(Arc<AtomicU64>);
 impl CheckpointTime {
     /// Does a part of the work, and counts the processor time of its thread.
     pub fn meter<T>(&self, work: impl FnOnce() -> T) -> T {
-        let before = thread_time();
+        let before = processor_time(ClockId::ThreadCPUTime);
         let done = work();
-        let used = thread_time().saturating_sub(before);
+        let used = processor_time(ClockId::ThreadCPUTime).saturating_sub(before);
         self.0.fetch_add(used.as_nanos() as u64, Ordering::Relaxed);
         done
     }
@@ -39,12 +41,6 @@ impl CheckpointTime {
     pub fn take(&self) -> Duration {
         Duration::from_nanos(self.0.swap(0, Ordering::Relaxed))
     }
-}
-
-/// The processor time of the calling thread.
-fn thread_time() -> Duration {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 #[cfg(test)]

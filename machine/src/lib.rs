@@ -92,7 +92,8 @@ pub fn thread_peak_flop_per_s(threads: usize, precision: Precision) -> Result<f6
     /// Of each thread and run: short enough not to be noticed at the start of a program.
     const DURATION: Duration = Duration::from_millis(5);
     let cpu = CpuBackend::new(threads)?.with_precision(precision);
-    Ok(best_flop_per_s(&cpu, DURATION * threads as u32, processor_time))
+    let elapsed = || processor_time(ClockId::ProcessCPUTime);
+    Ok(best_flop_per_s(&cpu, DURATION * threads as u32, elapsed))
 }
 
 /// The best rate of several runs of about `duration` each, both by `clock`: the time since some
@@ -118,9 +119,9 @@ fn best_flop_per_s(cpu: &CpuBackend, duration: Duration, clock: impl Fn() -> Dur
     (0..RUNS).map(rate).fold(0.0, f64::max)
 }
 
-/// Processor time of this process.
-fn processor_time() -> Duration {
-    let time = clock_gettime(ClockId::ProcessCPUTime);
+/// Processor time of this process, or of the calling thread.
+fn processor_time(clock: ClockId) -> Duration {
+    let time = clock_gettime(clock);
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
 }
 

@@ -12,11 +12,18 @@ use zbelastic_chaos_processes::system::own_mounts;
 
 use crate::harness::SpawnedCluster;
 
-/// Files below a folder.
+/// The files below a folder, in the order of names; none if there is no such folder.
+fn paths(folder: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
+    let mut entries: Vec<_> = entries.map(|entry| entry.expect("readable").path()).collect();
+    entries.sort();
+    let below = |path: PathBuf| if path.is_dir() { paths(&path) } else { vec![path] };
+    entries.into_iter().flat_map(below).collect()
+}
+
+/// Number of files below a folder.
 pub fn files(folder: &Path) -> usize {
-    let Ok(entries) = fs::read_dir(folder) else { return 0 };
-    let entries = entries.map(|entry| entry.expect("readable").path());
-    entries.map(|path| if path.is_dir() { files(&path) } else { 1 }).sum()
+    paths(folder).len()
 }
 
 fn chunks(cluster: &SpawnedCluster, node: &str) -> usize {
@@ -100,15 +107,6 @@ fn a_damaged_copy_of_the_text_keeps_nobody_out_and_is_mended() {
     });
 }
 
-/// The first file below a folder, in the order of names.
-fn first_file(folder: &Path) -> Option<PathBuf> {
-    let mut paths: Vec<_> =
-        fs::read_dir(folder).ok()?.flatten().map(|entry| entry.path()).collect();
-    paths.sort();
-    let of = |path: PathBuf| if path.is_dir() { first_file(&path) } else { Some(path) };
-    paths.into_iter().find_map(of)
-}
-
 /// The last checkpoint of a run that is over is no longer read, and one of its chunks rots.
 #[test]
 fn what_rots_at_rest_is_found_and_mended_from_others() {
@@ -117,20 +115,13 @@ fn what_rots_at_rest_is_found_and_mended_from_others() {
     cluster.begin(&["a", "b"], STEPS);
     cluster.digest(STEPS);
     let folder = cluster.root.path().join("controller/store/chunks");
-    let path = first_file(&folder).expect("it keeps the last checkpoint");
+    let path = paths(&folder).into_iter().next().expect("it keeps the last checkpoint");
     let sound = fs::read(&path).expect("readable");
     let mut damaged = sound.clone();
     damaged[sound.len() / 2] ^= 1;
     fs::write(&path, &damaged).expect("writable");
     cluster.wait_for_warning(|what| what.contains("is damaged on this node's disk"));
     cluster.wait("the chunk to be mended", |_| fs::read(&path).ok().filter(|now| *now == sound));
-}
-
-/// The files below a folder.
-fn paths(folder: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(folder).expect("readable");
-    let entries = entries.map(|entry| entry.expect("readable").path());
-    entries.flat_map(|path| if path.is_dir() { paths(&path) } else { vec![path] }).collect()
 }
 
 /// All that the controller keeps rots before anything of it is read again.

@@ -99,18 +99,18 @@ fn answer_from(
     let others = ports.other_holders();
     tokio::spawn(async move {
         let parts = (&transport, &checkpoint_thread);
-        let answer = match body {
-            Some(body) => match read_beside(body, read).await {
-                Ok(answer) => Ok(answer),
-                Err(why) => match mend(parts, piece, (&others, why)).await {
-                    Ok(()) => read_stored(&checkpoint_thread, piece, read).await,
-                    Err(why) => Err(why),
-                },
-            },
-            None => match fetch_piece_of_any(parts, piece, &others).await {
-                Ok(()) => read_stored(&checkpoint_thread, piece, read).await,
-                Err(why) => Err(why),
-            },
+        let found = match body {
+            Some(body) => Some(read_beside(body, read).await),
+            None => None,
+        };
+        let fetched = match found {
+            Some(Ok(answer)) => return send(reply, &answer),
+            Some(Err(why)) => mend(parts, piece, (&others, why)).await,
+            None => fetch_piece_of_any(parts, piece, &others).await,
+        };
+        let answer = match fetched {
+            Ok(()) => read_stored(&checkpoint_thread, piece, read).await,
+            Err(why) => Err(why),
         };
         let refused = |what| ApiAnswer::Refused(ApiRefusal::OutOfResource { what });
         send(reply, &answer.unwrap_or_else(refused));
