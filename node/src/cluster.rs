@@ -44,6 +44,7 @@ mod violations;
 mod worker;
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::process::ExitCode;
 
 use zbelastic_identity::ClusterAuthority;
@@ -89,6 +90,14 @@ fn print_administrator_hint(
     Ok(())
 }
 
+/// Once a worker is a member of the cluster: that it is, and the command to type next, on standard
+/// error as well.
+fn print_worker_hint(NodeRecord { name, node, .. }: &NodeRecord, identity: &Path) {
+    eprintln!("worker {name}, node {node}: joined; it takes part in runs as they come");
+    let path = identity.parent().unwrap_or(identity).display();
+    eprintln!("end it in order:  zbelastic leave --data-dir {path}");
+}
+
 /// Where a controller is reached from its own machine: where it is configured to be, or else where
 /// it listens.
 #[must_use]
@@ -132,11 +141,6 @@ pub fn serve_worker<M: WorkerDevice>(
 ) -> Result<ExitCode, CommandError> {
     let runtime = runtime()?;
     let credentials = runtime.block_on(member_credentials(&folder, &node_record, typed))?;
-    let name = &node_record.name;
-    let number = node_record.node;
-    let path = folder.root().display();
-    eprintln!("worker {name}, node {number}: joined; it takes part in runs as they come");
-    eprintln!("end it in order:  zbelastic leave --data-dir {path}");
     let exit = runtime.block_on(async {
         let signals = signals::listen()?;
         let node = PreparedNode { folder, node_record, credentials, echo: LogEcho::Yes, signals };

@@ -51,6 +51,7 @@ use super::journal::Journal;
 use super::outbox::{Outbox, send_control};
 use super::peer_connections::PeerConnections;
 use super::peer_directory::PeerDirectory;
+use super::print_worker_hint;
 use super::process_exit::{NodeSignal, ProcessExit};
 use super::requests;
 use activity::WorkLog;
@@ -82,6 +83,8 @@ struct WorkerNode {
     /// What it multiplies and adds at best, for the controllers.
     peak: Option<PeakRatesByPrecision>,
     drain: DrainWatch,
+    /// Whether this process was a member of the cluster.
+    was_member: bool,
 }
 
 /// Runs a worker until it ends.
@@ -193,6 +196,7 @@ impl WorkerNode {
             disk_watch: DiskSpaceWatch::default(),
             peak: setup.peak,
             drain: DrainWatch::default(),
+            was_member: false,
         }
     }
 
@@ -548,6 +552,10 @@ impl WorkerNode {
         // Before all commands, and whether there are any: others fetch the pieces kept here for
         // them.
         self.job_store.follow_job(&mut self.ports);
+        if !self.was_member && self.ports.session.holder().is_some() {
+            self.was_member = true;
+            print_worker_hint(self.connections.node_record(), &self.identity);
+        }
         self.ports.outbox.flush(self.ports.tasks.transport());
         while let Some(output) = self.ports.session.poll_output() {
             match output {
