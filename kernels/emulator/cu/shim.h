@@ -116,16 +116,16 @@ static void *body_data;
 alignas(32) static unsigned char exchange[THREADS_MAX / WARP_LANES][2][WARP_LANES][32];
 static unsigned turns[THREADS_MAX];
 
-static void pause(State state) {
-    fibers[current].state = state;
-    emulator_switch(&fibers[current].stack_pointer, scheduler);
-}
-
-static void begin() {
-    body(body_data);
-    pause(State::Done);
-    abort();
-}
+// The warp that runs: its lanes `first` to `end`, of which `position` have had their turn in this
+// round, and `waiting` of those wait for the others. A round is of lanes in the state `next`.
+struct Warp {
+    unsigned first, end, position, waiting;
+    State next;
+    bool reversed;
+};
+static Warp warp;
+// No lane of the warp can go on.
+constexpr unsigned NO_LANE = THREADS_MAX;
 
 static void allocate_stacks() {
     auto all = static_cast<unsigned char *>(malloc(THREADS_MAX * STACK_BYTES));
@@ -133,6 +133,8 @@ static void allocate_stacks() {
         idle_stacks[idle_stack_count] = all + idle_stack_count * STACK_BYTES;
     }
 }
+
+static void begin();
 
 static void prepare(unsigned thread) {
     unsigned char *stack = idle_stacks[--idle_stack_count];
@@ -144,35 +146,64 @@ static void prepare(unsigned thread) {
     turns[thread] = 0;
 }
 
-static void resume(unsigned thread) {
-    Fiber &fiber = fibers[thread];
+// The lane whose turn it is. Lanes that wait for each other go on once all of them do.
+static unsigned next_lane() {
+    const unsigned lanes = warp.end - warp.first;
+    for (;;) {
+        while (warp.position < lanes) {
+            const unsigned lane = warp.position++;
+            const unsigned thread = warp.reversed ? warp.end - 1 - lane : warp.first + lane;
+            if (fibers[thread].state == warp.next) return thread;
+        }
+        if (warp.waiting == 0) return NO_LANE;
+        if (warp.waiting < lanes) {
+            fprintf(stderr, "emulator: some lanes of a warp wait for others that never come\n");
+            abort();
+        }
+        warp.position = warp.waiting = 0;
+        warp.next = State::AtWarp;
+    }
+}
+
+static void resume(unsigned thread, void **save) {
     current = thread;
     threadIdx = {thread, 0, 0};
-    if (!fiber.stack) prepare(thread);
-    emulator_switch(&scheduler, fiber.stack_pointer);
-    if (fiber.state != State::Done) return;
-    idle_stacks[idle_stack_count++] = fiber.stack;
-    fiber.stack = nullptr;
+    if (!fibers[thread].stack) prepare(thread);
+    emulator_switch(save, fibers[thread].stack_pointer);
+}
+
+// To the next lane without a detour: it went this way itself, so that a processor foresees where
+// each return leads.
+static void pause(State state) {
+    Fiber &fiber = fibers[current];
+    fiber.state = state;
+    warp.waiting += state == State::AtWarp;
+    const unsigned next = next_lane();
+    if (next == NO_LANE) {
+        emulator_switch(&fiber.stack_pointer, scheduler);
+    } else if (next != current) {
+        resume(next, &fiber.stack_pointer);
+    }
+}
+
+static void begin() {
+    body(body_data);
+    fibers[current].state = State::Done;
+    void *left;
+    emulator_switch(&left, scheduler);
+    abort();
 }
 
 // One warp until all its lanes wait for the block, or are done.
 static void run_warp(unsigned first, unsigned end, bool reversed) {
-    for (;;) {
-        for (unsigned i = first; i < end; ++i) {
-            const unsigned thread = reversed ? end - 1 - (i - first) : i;
-            if (fibers[thread].state == State::Ready) resume(thread);
-        }
-        unsigned waiting = 0, elsewhere = 0;
-        for (unsigned i = first; i < end; ++i) {
-            waiting += fibers[i].state == State::AtWarp;
-            elsewhere += fibers[i].state != State::AtWarp;
-        }
-        if (waiting == 0) return;
-        if (elsewhere > 0) {
-            fprintf(stderr, "emulator: some lanes of a warp wait for others that never come\n");
-            abort();
-        }
-        for (unsigned i = first; i < end; ++i) fibers[i].state = State::Ready;
+    warp = {first, end, 0, 0, State::Ready, reversed};
+    for (unsigned next; (next = next_lane()) != NO_LANE;) {
+        resume(next, &scheduler);
+        // A lane that is done comes back here, for its stack to be the next one's.
+        Fiber &fiber = fibers[current];
+        if (fiber.state != State::Done) return;
+        idle_stacks[idle_stack_count++] = fiber.stack;
+        fiber.stack = nullptr;
     }
 }
 
