@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 use zbelastic_kernels::{CpuBackend, InstructionSet};
 use zbelastic_machine::peak_flop_per_s;
 
-/// Registers that hold sums: two units with a latency of four or five cycles need eight to ten.
-const CHAINS: usize = 12;
+/// Registers that hold sums: two units with a latency of four or five cycles need eight to ten, four
+/// units sixteen.
+const CHAINS: usize = if cfg!(target_arch = "aarch64") { 24 } else { 12 };
 /// Turns of a run: a few tens of milliseconds.
 const ROUNDS: u64 = 4_000_000;
 /// Runs of each, in turns.
@@ -59,6 +60,8 @@ fn assembly_loop(cpu: &CpuBackend) -> Option<AssemblyLoop> {
         InstructionSet::Avx512 => Some(AssemblyLoop { run: zmm_chains, factors: 16 }),
         #[cfg(target_arch = "x86_64")]
         InstructionSet::Avx2 => Some(AssemblyLoop { run: ymm_chains, factors: 8 }),
+        #[cfg(target_arch = "aarch64")]
+        InstructionSet::Neon => Some(AssemblyLoop { run: neon_chains, factors: 4 }),
         InstructionSet::Portable => None,
     }
 }
@@ -107,3 +110,31 @@ chains!(
     ymm_chains, "avx2,fma", "vfmadd231ps", "ymm14", "ymm0" "ymm1" "ymm2" "ymm3" "ymm4" "ymm5" "ymm6"
     "ymm7" "ymm8" "ymm9" "ymm10" "ymm11"
 );
+
+/// Adds one squared to 24 registers, over and over.
+///
+/// # Safety
+/// The processor has NEON.
+#[cfg(target_arch = "aarch64")]
+unsafe fn neon_chains(rounds: u64) {
+    macro_rules! chains {
+        ($($sum:tt)+) => {
+            // SAFETY: registers alone.
+            unsafe {
+                std::arch::asm!(
+                    "fmov v31.4s, #1.0",
+                    $(concat!("fmov ", $sum, ".4s, #1.0"),)+
+                    "2:",
+                    $(concat!("fmla ", $sum, ".4s, v31.4s, v31.4s"),)+
+                    "subs {rounds}, {rounds}, #1",
+                    "b.ne 2b",
+                    rounds = inout(reg) rounds => _,
+                    $(out($sum) _,)+
+                    out("v31") _,
+                    options(nostack, nomem),
+                );
+            }
+        };
+    }
+    chains!("v0" "v1" "v2" "v3" "v4" "v5" "v6" "v7" "v8" "v9" "v10" "v11" "v12" "v13" "v14" "v15" "v16" "v17" "v18" "v19" "v20" "v21" "v22" "v23");
+}

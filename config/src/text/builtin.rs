@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 135] = pages![
+const PAGES: [(&str, &str); 136] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -119,6 +119,7 @@ const PAGES: [(&str, &str); 135] = pages![
     "decisions/0098-pieces-lie-on-disks-in-lives.md",
     "decisions/0099-bfloat16-on-processors.md",
     "decisions/0100-the-end-of-a-run.md",
+    "decisions/0101-kernels-for-aarch64.md",
     "deploy.md",
     "deploy/container.md",
     "deploy/kubernetes.md",

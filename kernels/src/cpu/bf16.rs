@@ -25,6 +25,7 @@ fn halves(word: f32) -> [f32; 2] {
 }
 
 /// The sum and the products of two words' factors.
+#[cfg(any(test, target_arch = "x86_64"))]
 pub(super) fn multiply_add_pair(left: f32, right: f32, sum: f32) -> f32 {
     let [first, second] = halves(left);
     let [right_first, right_second] = halves(right);
@@ -38,15 +39,19 @@ pub(super) fn multiply_add_pairs(left: f32, right: &[f32; LANES], sums: &mut [f3
     let left = halves(left);
     for of_pair in [1, 0] {
         let factor = left[of_pair];
-        let rights = right.map(|word| halves(word)[of_pair]);
-        let next: [f32; LANES] =
-            std::array::from_fn(|lane| factor.mul_add(rights[lane], sums[lane]));
-        let is_edge = |x: f32| x.abs() <= f32::MIN_POSITIVE && x != 0.0;
-        *sums = if next.iter().fold(false, |found, x| found | is_edge(*x)) {
-            std::array::from_fn(|lane| multiply_add(factor, rights[lane], sums[lane]))
-        } else {
-            next
-        };
+        let (mut rights, mut next) = ([0.0; LANES], [0.0; LANES]);
+        let mut is_edge = false;
+        for lane in 0..LANES {
+            rights[lane] = halves(right[lane])[of_pair];
+            next[lane] = factor.mul_add(rights[lane], sums[lane]);
+            is_edge |= next[lane].abs() <= f32::MIN_POSITIVE && next[lane] != 0.0;
+        }
+        if is_edge {
+            for lane in 0..LANES {
+                next[lane] = multiply_add(factor, rights[lane], sums[lane]);
+            }
+        }
+        *sums = next;
     }
 }
 

@@ -8,8 +8,8 @@ use thiserror::Error;
 /// The environment variable that names the instruction set of the kernels.
 pub const CPU_VARIABLE: &str = "ZBELASTIC_CPU";
 
-/// The values of [`CPU_VARIABLE`]: instruction sets that kernels exist or are planned for, on all
-/// processors together.
+/// The values of [`CPU_VARIABLE`]: instruction sets that kernels exist for, on all processors
+/// together.
 const NAMES: [&str; 4] = ["portable", "avx2", "avx512", "neon"];
 
 /// The instruction set that the CPU backend uses.
@@ -21,6 +21,9 @@ pub enum InstructionSet {
     /// 256-bit vectors with fused multiply-add.
     #[cfg(target_arch = "x86_64")]
     Avx2,
+    /// 128-bit vectors with fused multiply-add.
+    #[cfg(target_arch = "aarch64")]
+    Neon,
     /// The code that the compiler makes of plain Rust.
     Portable,
 }
@@ -68,6 +71,8 @@ impl InstructionSet {
                 sets.push(Self::Avx2);
             }
         }
+        #[cfg(target_arch = "aarch64")]
+        sets.push(Self::Neon);
         sets.push(Self::Portable);
         sets
     }
@@ -113,6 +118,8 @@ impl InstructionSet {
             Self::Avx512 => super::bf16::instruction::is_as_defined(),
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => false,
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon => false,
             Self::Portable => false,
         }
     }
@@ -124,6 +131,8 @@ impl InstructionSet {
             Self::Avx512 if !self.has_bf16() => Self::Avx2,
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 | Self::Avx2 => self,
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon => self,
             Self::Portable => self,
         }
     }
@@ -136,6 +145,8 @@ impl InstructionSet {
             Self::Avx512 => "avx512",
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => "avx2",
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon => "neon",
             Self::Portable => "portable",
         }
     }
@@ -149,7 +160,7 @@ impl fmt::Display for InstructionSet {
 
 #[cfg(test)]
 mod tests {
-    use super::{InstructionSet, InstructionSetError};
+    use super::{InstructionSet, InstructionSetError, NAMES};
 
     #[test]
     fn a_name_chooses_what_the_machine_has_and_nothing_the_fastest() {
@@ -165,7 +176,7 @@ mod tests {
     #[test]
     fn a_refusal_names_what_the_machine_has() {
         let portable = [InstructionSet::Portable];
-        for name in ["avx2", "avx512", "neon"] {
+        for name in NAMES.into_iter().filter(|name| *name != "portable") {
             let error = InstructionSet::choose(name, &portable).expect_err(name);
             assert!(matches!(error, InstructionSetError::Absent { .. }), "{error}");
             let expected = format!(

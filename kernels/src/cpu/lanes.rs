@@ -2,19 +2,23 @@
 //!
 //! Every elementwise loop and every reduction of the CPU backend is written once over [`Lanes`].
 //! The count is part of the arithmetic's definition, not of the processor: a reduction runs over
-//! sixteen virtual lanes and one fixed tree, so AVX-512, AVX2 and plain Rust give the same bits.
+//! sixteen virtual lanes and one fixed tree, so AVX-512, AVX2, NEON and plain Rust give the same bits.
 //! Multiply-add is always fused and always called by name; nothing is contracted silently.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod portable;
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx512::Avx512;
+#[cfg(target_arch = "aarch64")]
+pub(crate) use neon::Neon;
 pub(crate) use portable::Portable;
 
 /// The number of virtual lanes.
@@ -194,7 +198,8 @@ pub(crate) fn is_line_aligned(floats: &[f32]) -> bool {
     floats.as_ptr().addr().is_multiple_of(LANES * size_of::<f32>())
 }
 
-/// Orders what was streamed before everything that this thread writes from here on.
+/// Orders what was streamed before everything that this thread writes from here on. On aarch64 the
+/// release that passes the memory on orders it as any other store.
 pub(crate) fn fence() {
     // SAFETY: every processor of this architecture has SSE.
     #[cfg(target_arch = "x86_64")]
@@ -246,6 +251,13 @@ macro_rules! dispatch {
             fn avx2($($arg: $ty),*) $(-> $ret)? {
                 $generic::<$crate::cpu::lanes::Avx2>($($arg),*)
             }
+            // Without the instruction each multiply-add is a call of a function, with the same bits.
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "fma")]
+            #[allow(clippy::too_many_arguments)]
+            fn portable_fused($($arg: $ty),*) $(-> $ret)? {
+                $generic::<$crate::cpu::lanes::Portable>($($arg),*)
+            }
             match set {
                 // SAFETY: `CpuBackend::new` takes only sets that the processor has.
                 #[cfg(target_arch = "x86_64")]
@@ -253,6 +265,13 @@ macro_rules! dispatch {
                 // SAFETY: as above.
                 #[cfg(target_arch = "x86_64")]
                 InstructionSet::Avx2 => unsafe { avx2($($arg),*) },
+                #[cfg(target_arch = "aarch64")]
+                InstructionSet::Neon => $generic::<$crate::cpu::lanes::Neon>($($arg),*),
+                // SAFETY: the processor has the instruction.
+                #[cfg(target_arch = "x86_64")]
+                InstructionSet::Portable if is_x86_feature_detected!("fma") => unsafe {
+                    portable_fused($($arg),*)
+                },
                 InstructionSet::Portable => {
                     $generic::<$crate::cpu::lanes::Portable>($($arg),*)
                 }

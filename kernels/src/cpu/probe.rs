@@ -14,7 +14,7 @@ use crate::precision::Precision;
 /// Chains side by side in 512-bit registers. Two units with a latency of four cycles need eight to
 /// be kept busy.
 const CHAINS_WIDE: usize = 12;
-/// Chains in pairs of 256-bit registers: 12 of 16 registers.
+/// Chains in pairs of 256-bit registers, 12 of 16, or in fours of 128-bit ones, 24 of 32.
 const CHAINS_NARROW: usize = 6;
 
 /// Chains that keep the units busy and fit into registers.
@@ -24,6 +24,8 @@ const fn chain_count(set: InstructionSet) -> usize {
         InstructionSet::Avx512 => CHAINS_WIDE,
         #[cfg(target_arch = "x86_64")]
         InstructionSet::Avx2 => CHAINS_NARROW,
+        #[cfg(target_arch = "aarch64")]
+        InstructionSet::Neon => CHAINS_NARROW,
         InstructionSet::Portable => CHAINS_NARROW,
     }
 }

@@ -7,9 +7,19 @@ use super::{LANES, Lanes};
 pub(crate) struct Portable([f32; LANES]);
 
 impl Portable {
+    /// Lanes that `op` computes. Compilers inline a loop, and not what makes arrays of functions.
+    #[inline(always)]
+    fn of_lanes(op: impl Fn(usize) -> f32) -> Self {
+        let mut lanes = [0.0; LANES];
+        for (lane, to) in lanes.iter_mut().enumerate() {
+            *to = op(lane);
+        }
+        Self(lanes)
+    }
+
     #[inline(always)]
     fn zip(self, other: Self, op: impl Fn(f32, f32) -> f32) -> Self {
-        Self(std::array::from_fn(|lane| op(self.0[lane], other.0[lane])))
+        Self::of_lanes(|lane| op(self.0[lane], other.0[lane]))
     }
 }
 
@@ -59,12 +69,12 @@ impl Lanes for Portable {
 
     #[inline(always)]
     fn sqrt(self) -> Self {
-        Self(self.0.map(f32::sqrt))
+        Self::of_lanes(|lane| self.0[lane].sqrt())
     }
 
     #[inline(always)]
     fn mul_add(self, factor: Self, addend: Self) -> Self {
-        Self(std::array::from_fn(|i| self.0[i].mul_add(factor.0[i], addend.0[i])))
+        Self::of_lanes(|lane| self.0[lane].mul_add(factor.0[lane], addend.0[lane]))
     }
 
     #[inline(always)]
@@ -79,12 +89,12 @@ impl Lanes for Portable {
 
     #[inline(always)]
     fn zero_below(self, decider: Self, bound: Self) -> Self {
-        Self(std::array::from_fn(|i| if decider.0[i] < bound.0[i] { 0.0 } else { self.0[i] }))
+        Self::of_lanes(|lane| if decider.0[lane] < bound.0[lane] { 0.0 } else { self.0[lane] })
     }
 
     #[inline(always)]
     fn round(self) -> Self {
-        Self(self.0.map(f32::round_ties_even))
+        Self::of_lanes(|lane| self.0[lane].round_ties_even())
     }
 
     #[inline(always)]
@@ -96,11 +106,14 @@ impl Lanes for Portable {
     fn bf16_adjacent(self, next: Self) -> Self {
         let both = [self.0, next.0];
         let both = both.as_flattened();
-        Self(std::array::from_fn(|i| pair(both[2 * i], both[2 * i + 1])))
+        Self::of_lanes(|lane| pair(both[2 * lane], both[2 * lane + 1]))
     }
 
     #[inline(always)]
     fn exp2_whole(self) -> Self {
-        Self(self.0.map(|n| f32::from_bits((n as i32).wrapping_add(127).cast_unsigned() << 23)))
+        Self::of_lanes(|lane| {
+            let exponent = (self.0[lane] as i32).wrapping_add(127);
+            f32::from_bits(exponent.cast_unsigned() << 23)
+        })
     }
 }

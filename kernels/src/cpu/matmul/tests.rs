@@ -148,6 +148,23 @@ fn words_at_the_edge_of_floats_are_the_definition() {
     }
 }
 
+/// Where one unit is 2^-150, the last digit below the least normal float: that float as a product, and
+/// a half and five eighths of a unit taken from it. A half is rounded up again, five eighths are not.
+#[test]
+fn sums_about_the_least_normal_float_are_the_definition() {
+    let factor = |x: f32| match ((x + 1.0) * 500.0) as u32 % 4 {
+        0 => 2.0f32.powi(-63),
+        1 => -2.0f32.powi(-75),
+        2 => 2.0f32.powi(-76),
+        _ => 0.625 * 2.0f32.powi(-75),
+    };
+    let factors = |len, seed| floats(len, seed).into_iter().map(factor).collect::<Vec<_>>();
+    for depth in 1..=6 {
+        let [x, w] = [(33, 1), (49, 2)].map(|(rows, seed)| factors(rows * depth, seed));
+        check_rows(Precision::Bf16, (33, 49, depth), &x, &w);
+    }
+}
+
 #[test]
 fn outer_product_is_the_definition_and_continues_where_it_stopped() {
     for precision in Precision::ALL {

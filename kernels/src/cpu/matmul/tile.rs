@@ -13,6 +13,10 @@ mod avx2_bf16;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod bf16;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+#[cfg(target_arch = "aarch64")]
+mod neon_bf16;
 mod portable;
 mod prefetch;
 
@@ -43,6 +47,7 @@ struct Tile<'a> {
     /// For each word, the first panel's columns side by side.
     panel: *const f32,
     /// Words from one panel to the next.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "tiles of one panel"))]
     panel_stride: usize,
     to: *mut f32,
     /// Floats from one row of the product to the next.

@@ -1,6 +1,8 @@
 //! The tiles of bfloat16 factors: which there are, and the one in plain Rust.
 
 use super::super::super::bf16::multiply_add_pairs;
+#[cfg(target_arch = "aarch64")]
+use super::super::super::lanes::Neon;
 #[cfg(target_arch = "x86_64")]
 use super::super::super::lanes::{Avx2, Avx512};
 use super::super::super::lanes::{LANES, Lanes, Portable};
@@ -20,6 +22,11 @@ impl Bf16Tile for Avx512 {
 #[cfg(target_arch = "x86_64")]
 impl Bf16Tile for Avx2 {
     type Kernel = super::avx2_bf16::Avx2Bf16;
+}
+
+#[cfg(target_arch = "aarch64")]
+impl Bf16Tile for Neon {
+    type Kernel = super::neon_bf16::NeonBf16;
 }
 
 impl Bf16Tile for Portable {

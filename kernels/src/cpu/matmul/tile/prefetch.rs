@@ -87,6 +87,16 @@ pub(in super::super) fn fetch_line<const FIRST_LEVEL: bool>(from: *const f32) {
             _mm_prefetch::<_MM_HINT_T1>(from.cast());
         }
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as above.
+    unsafe {
+        use std::arch::asm;
+        if FIRST_LEVEL {
+            asm!("prfm pldl1keep, [{0}]", in(reg) from, options(nostack, preserves_flags, readonly));
+        } else {
+            asm!("prfm pldl2keep, [{0}]", in(reg) from, options(nostack, preserves_flags, readonly));
+        }
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let _ = from;
 }
