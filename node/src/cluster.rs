@@ -7,7 +7,6 @@
 //!   exchange ──┘   the requests of a command line
 //! ```
 
-pub mod activity;
 mod authority;
 mod background;
 mod blob_registry;
@@ -44,7 +43,6 @@ mod violations;
 mod worker;
 
 use std::net::SocketAddr;
-use std::path::Path;
 use std::process::ExitCode;
 
 use zbelastic_identity::ClusterAuthority;
@@ -88,14 +86,6 @@ fn print_administrator_hint(
     eprintln!("let workers in:  zbelastic token create --print-join --data-dir {path}");
     eprintln!("begin to train:  zbelastic run CONFIG --data-dir {path}");
     Ok(())
-}
-
-/// Once a worker is a member of the cluster: that it is, and the command to type next, on standard
-/// error as well.
-fn print_worker_hint(NodeRecord { name, node, .. }: &NodeRecord, identity: &Path) {
-    eprintln!("worker {name}, node {node}: joined; it takes part in runs as they come");
-    let path = identity.parent().unwrap_or(identity).display();
-    eprintln!("end it in order:  zbelastic leave --data-dir {path}");
 }
 
 /// Where a controller is reached from its own machine: where it is configured to be, or else where

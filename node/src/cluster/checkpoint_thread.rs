@@ -38,13 +38,13 @@ use zbelastic_wire::{
     StoreReferences,
 };
 
-use super::activity::WorkCounter;
 use super::disk_space::{DiskSpaceShortage, NodeDisks};
 use super::scrub::scrub;
 use super::stores::{OpenStores, StoreOpenError};
 use aside_stores::AsideStores;
 use store_in_use::{REOPEN_PAUSE, StoppedStore};
 use zbelastic_machine::unused_data::collect_data;
+use zbelastic_policy::WorkCounter;
 
 /// Commands that wait for the disk at once: the pieces of two checkpoints of the largest model.
 const COMMANDS_MAX: usize = 4096;

@@ -17,7 +17,6 @@ mod checkpoints;
 mod command_answer;
 mod data;
 mod exports;
-mod formats;
 mod joins;
 mod links;
 mod member_disks;
@@ -68,7 +67,6 @@ use certificates::ControllerCertificates;
 use checkpoints::TraceText;
 use command_answer::CommandAnswer;
 use exports::Exports;
-use formats::read_by;
 use joins::PendingJoins;
 use links::MemberLinks;
 use member_disks::MemberDisks;
@@ -79,6 +77,7 @@ use ports::{ControllerCompletion, ControllerPorts};
 use status::{ControllerFacts, StatusView};
 use uploads::Uploads;
 use zbelastic_api::{ApiRequest, EventKind, WorkStatus};
+use zbelastic_policy::formats::read_by;
 use zbelastic_policy::tick::TICK;
 
 /// Results of fetches and of work off the loop that wait for it at once.

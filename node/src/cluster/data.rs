@@ -15,8 +15,8 @@ use zbelastic_types::NodeId;
 use zbelastic_wire::document::{DataName, NamedJob};
 use zbelastic_wire::{self as wire, BulkKey};
 
-use super::activity::WorkCounter;
 use super::checkpoint_thread::CheckpointThread;
+use zbelastic_policy::WorkCounter;
 
 /// The text and the weights that a job is built from.
 pub struct FetchedJob {

@@ -44,10 +44,10 @@ use zbelastic_wire::LayerMessage;
 use zbelastic_wire::document::NamedJob;
 use zbelastic_wire::frames::{FrameAssembly, FramePiece};
 
-use super::activity::DeviceGauge;
 use super::compute::WorkerDevice;
 use super::device_error::WorkerDeviceError;
 use super::frame_dispatch::FrameDispatcher;
+use zbelastic_policy::device_gauge::DeviceGauge;
 
 /// Inputs that wait for the device at once: frames of a step, commands and reads. A plan has at
 /// most seven frames for each pass under way; beyond this a peer sends frames that were never

@@ -8,9 +8,9 @@ use zbelastic_types::NodeId;
 use zbelastic_wire::document::DataName;
 use zbelastic_wire::job_store::JobStore;
 
-use super::activity::WorkCounter;
 use super::checkpoint_thread::CheckpointThread;
 use super::data::{DamagedCopy, FetchError, damaged_copies, wanted};
+use zbelastic_policy::WorkCounter;
 
 /// Stores with their shards on this node's disk.
 pub struct FetchedStores {

@@ -11,10 +11,10 @@ use zbelastic_transport::{BulkError, BulkFetch, ChunkSink, Transport};
 use zbelastic_types::{Bytes, NodeId};
 use zbelastic_wire::{self as wire, BulkKey, PieceRef};
 
-use super::activity::WorkCounter;
 use super::checkpoint_thread::{CheckpointThread, check_disk_space};
 use super::disk_space::DiskSpaceShortage;
 use super::keep_queue::BegunPiece;
+use zbelastic_policy::WorkCounter;
 
 /// Why a piece is not kept.
 #[derive(Debug, thiserror::Error)]

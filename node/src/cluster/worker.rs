@@ -48,10 +48,10 @@ use super::compute::WorkerDevice;
 use super::device::{DeviceHandle, DeviceInput, DeviceOutput, StepTime};
 use super::disk_space::{DiskSpaceChange, DiskSpaceWatch, NodeDisks};
 use super::journal::Journal;
+use super::node_record::NodeRecord;
 use super::outbox::{Outbox, send_control};
 use super::peer_connections::PeerConnections;
 use super::peer_directory::PeerDirectory;
-use super::print_worker_hint;
 use super::process_exit::{NodeSignal, ProcessExit};
 use super::requests;
 use activity::WorkLog;
@@ -547,6 +547,16 @@ impl WorkerNode {
         requests::reply(reply, &answer);
     }
 
+    /// That this worker is a member, and the command to type next.
+    fn log_hint(&mut self) {
+        let NodeRecord { name, node, .. } = self.connections.node_record();
+        let joined =
+            format!("worker {name}, node {node}: joined; it takes part in runs as they come");
+        let folder = self.identity.parent().unwrap_or(&self.identity).display();
+        self.ports.journal.log(joined);
+        self.ports.journal.log(format!("end it in order:  zbelastic leave --data-dir {folder}"));
+    }
+
     /// Sends the queued messages, and performs the session's outputs, until it has none left.
     fn perform(&mut self) {
         // Before all commands, and whether there are any: others fetch the pieces kept here for
@@ -554,7 +564,7 @@ impl WorkerNode {
         self.job_store.follow_job(&mut self.ports);
         if !self.was_member && self.ports.session.holder().is_some() {
             self.was_member = true;
-            print_worker_hint(self.connections.node_record(), &self.identity);
+            self.log_hint();
         }
         self.ports.outbox.flush(self.ports.tasks.transport());
         while let Some(output) = self.ports.session.poll_output() {

@@ -9,11 +9,11 @@ use zbelastic_wire::document::JobDocument;
 
 use super::ControllerNode;
 use super::data::ensure_data;
-use super::formats::version_of;
 use super::pieces::{collect_unused, complete_checkpoint};
 use super::tokens::token_role;
 use crate::cluster::requests;
 use zbelastic_api::EventKind;
+use zbelastic_policy::formats::version_of;
 use zbelastic_timing::unix_ms;
 
 impl ControllerNode {

@@ -15,7 +15,6 @@ use zbelastic_wire::{
 use super::answers::not_found;
 use super::exports::Exports;
 use super::ports::{ControllerPorts, holders};
-use crate::cluster::activity::WorkCounter;
 use crate::cluster::checkpoint_thread::{self, CheckpointThread, StoreEvent, collect_now};
 use crate::cluster::piece_fetch::{fetch_piece_of_any, refetch_piece_of_any};
 use crate::cluster::requests;
@@ -24,6 +23,7 @@ use zbelastic_api::{
     ApiAnswer, ApiRefusal, BackupPiece, CopyState, HexDigest, LayerCopyStatus, LayerPiece,
     LayerVerified, PIECE_BYTES_MAX, ResourceKind, TracePiece, encode_answer,
 };
+use zbelastic_policy::WorkCounter;
 
 /// Reads every copy of a layer there may be, and compares: off the loop, for disks are slow.
 pub(super) fn verify(

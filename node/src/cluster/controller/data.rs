@@ -8,11 +8,11 @@ use zbelastic_wire::NodeMessage;
 use zbelastic_wire::document::{DataName, JobDocument};
 
 use super::ports::{ControllerCompletion, ControllerPorts, ControllerTasks};
-use crate::cluster::activity::WorkCounter;
 use crate::cluster::checkpoint_thread::CheckpointThread;
 use crate::cluster::data::{DamagedCopy, damaged_text};
 use crate::cluster::kept_data::{DataRoute, keep_data};
 use zbelastic_api::HexDigest;
+use zbelastic_policy::WorkCounter;
 
 /// A text was fetched, or not.
 pub(super) struct DataFetchResult {

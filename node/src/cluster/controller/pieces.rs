@@ -9,13 +9,13 @@ use zbelastic_wire::{FreedSpace, NodeMessage, PieceRef, SaveFailed, StoreReferen
 
 use super::data::fetch_data_of;
 use super::ports::ControllerPorts;
-use crate::cluster::activity::WorkCounter;
 use crate::cluster::checkpoint_thread::StoreEvent;
 use crate::cluster::data::damaged_text;
 use crate::cluster::keep_rule::check_keep;
 use crate::cluster::piece_keeper::{PieceFetchResult, PieceKeeper};
 use crate::cluster::run_log::RunLog;
 use crate::cluster::scrub::{damaged_piece_text, repair, repair_text};
+use zbelastic_policy::WorkCounter;
 
 /// The pieces of checkpoints that a controller keeps.
 #[derive(Default)]

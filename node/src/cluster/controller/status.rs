@@ -16,7 +16,6 @@ use zbelastic_transport::TransportPath;
 use zbelastic_types::{Digest, NodeId, Step};
 use zbelastic_wire::NodeMessage;
 
-use super::formats::format_status;
 use super::links::MemberLinks;
 use super::member_disks::MemberDisks;
 use super::planning::pace_status;
@@ -24,9 +23,9 @@ use super::ports::ControllerTasks;
 use super::runs::RunCatalog;
 use crate::cluster::run_log::{RunLog, member_role, name_of, window_number};
 use zbelastic_api::{
-    ApiAnswer, ApiRefusal, ClusterInfo, ClusterStatus, HexDigest, JobPhaseStatus, JobStatus,
-    MemberPath, MemberState, MemberStatus, PlanStatus, PromiseStatus, QuorumStatus, RotationStatus,
-    RunAccepted, RunDisposition, SavingStatus, StatusReport, WrongState,
+    ApiAnswer, ApiRefusal, ClusterInfo, ClusterStatus, FormatStatus, HexDigest, JobPhaseStatus,
+    JobStatus, MemberPath, MemberState, MemberStatus, PlanStatus, PromiseStatus, QuorumStatus,
+    RotationStatus, RunAccepted, RunDisposition, SavingStatus, StatusReport, WrongState,
 };
 use zbelastic_policy::machine_peak::shared_peaks;
 use zbelastic_policy::pending_commands::COMMAND_TICKS_MAX;
@@ -432,6 +431,14 @@ const fn kind_text(kind: DeviceKind) -> &'static str {
         DeviceKind::Processors => "processors",
         DeviceKind::Cuda => "NVIDIA devices",
     }
+}
+
+/// The format that the log has agreed on, and the nodes with programs that hold a newer one back.
+fn format_status(core: &Core) -> FormatStatus {
+    let mut held_back_by: Vec<_> = core.holding_format_back().collect();
+    held_back_by.sort_unstable();
+    held_back_by.dedup();
+    FormatStatus { agreed: core.state().format().number(), held_back_by }
 }
 
 #[cfg(test)]

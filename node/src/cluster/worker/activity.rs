@@ -8,7 +8,9 @@ use zbelastic_trainer::elastic::{StateLen, image_bytes};
 use zbelastic_types::{Bytes, LayerId, NodeId, Step};
 use zbelastic_wire::PieceRef;
 
-use crate::cluster::activity::{DeviceGauge, LongActivity, WorkCounter};
+use zbelastic_api::LongActivity;
+use zbelastic_policy::WorkCounter;
+use zbelastic_policy::device_gauge::DeviceGauge;
 use zbelastic_policy::tick::ticks_of_seconds;
 
 /// Ticks between two reports of an activity: faster is not readable, and heartbeats carry the count

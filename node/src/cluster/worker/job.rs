@@ -21,7 +21,6 @@ use zbelastic_wire::frames::FrameExpectations;
 use zbelastic_wire::job_store::reads_tokens;
 
 use super::ports::{WorkerCompletion, WorkerPorts, WorkerTasks};
-use crate::cluster::activity::WorkCounter;
 use crate::cluster::data::{DamagedCopy, FetchError, FetchedJob, damaged_text, fetch_job};
 use crate::cluster::device::{DeviceInput, DeviceJob};
 use crate::cluster::kept_data::{DataRoute, FetchedStores, fetch_stores, keep_data};
@@ -30,6 +29,7 @@ use crate::cluster::stores::StoreLocations;
 use zbelastic_config::NoticePolicy;
 use zbelastic_kernels::Precision;
 use zbelastic_machine::second_store::SECOND_STORE;
+use zbelastic_policy::WorkCounter;
 
 /// Commands held back while a job's text is fetched. A session gives a handful for each plan;
 /// beyond this the plan they belong to is long over.

@@ -1,30 +1,21 @@
 //! Which format of the log the programs of members read, by the protocol versions they speak.
 
 use zbelastic_consensus::codec::Format;
-use zbelastic_consensus::core::Core;
 use zbelastic_transport::{VERSIONS, VersionRange};
-
-use zbelastic_api::FormatStatus;
 
 /// The protocol version of the programs that read a format and no newer one: each format has a
 /// version, in their order.
-pub(super) fn version_of(format: Format) -> u16 {
+#[must_use]
+pub fn version_of(format: Format) -> u16 {
     VERSIONS.oldest + u16::from(format.number() - Format::OLDEST.number())
 }
 
 /// The newest format that this program knows to be read by a program that speaks these versions.
-pub(super) fn read_by(versions: VersionRange) -> Format {
+#[must_use]
+pub fn read_by(versions: VersionRange) -> Format {
     let is_read = |format: &Format| version_of(*format) <= versions.newest;
     let numbers = Format::OLDEST.number()..=Format::NEWEST.number();
     numbers.filter_map(Format::of).rfind(is_read).unwrap_or(Format::OLDEST)
-}
-
-/// The format that the log has agreed on, and the nodes with programs that hold a newer one back.
-pub(super) fn format_status(core: &Core) -> FormatStatus {
-    let mut held_back_by: Vec<_> = core.holding_format_back().collect();
-    held_back_by.sort_unstable();
-    held_back_by.dedup();
-    FormatStatus { agreed: core.state().format().number(), held_back_by }
 }
 
 #[cfg(test)]
