@@ -143,7 +143,6 @@ static void prepare(unsigned thread) {
     *place = reinterpret_cast<void *>(begin);
     fibers[thread].stack = stack;
     fibers[thread].stack_pointer = place - 6;
-    turns[thread] = 0;
 }
 
 // The lane whose turn it is. Lanes that wait for each other go on once all of them do.
@@ -165,9 +164,13 @@ static unsigned next_lane() {
     }
 }
 
-static void resume(unsigned thread, void **save) {
+static void enter(unsigned thread) {
     current = thread;
     threadIdx = {thread, 0, 0};
+}
+
+static void resume(unsigned thread, void **save) {
+    enter(thread);
     if (!fibers[thread].stack) prepare(thread);
     emulator_switch(save, fibers[thread].stack_pointer);
 }
@@ -186,30 +189,44 @@ static void pause(State state) {
     }
 }
 
+// Lanes that begin one after the other, on one stack for as long as none of them waits: the next one
+// then begins where this one is done, without a switch.
 static void begin() {
-    body(body_data);
-    fibers[current].state = State::Done;
-    void *left;
-    emulator_switch(&left, scheduler);
-    abort();
+    for (;;) {
+        body(body_data);
+        Fiber &done = fibers[current];
+        done.state = State::Done;
+        unsigned char *const stack = done.stack;
+        done.stack = nullptr;
+        const unsigned next = next_lane();
+        if (next != NO_LANE && !fibers[next].stack) {
+            fibers[next].stack = stack;
+            enter(next);
+            continue;
+        }
+        // Until the switch nobody else begins, and this stack is nobody's.
+        idle_stacks[idle_stack_count++] = stack;
+        void *left;
+        if (next == NO_LANE) {
+            emulator_switch(&left, scheduler);
+        } else {
+            resume(next, &left);
+        }
+        abort();
+    }
 }
 
 // One warp until all its lanes wait for the block, or are done.
 static void run_warp(unsigned first, unsigned end, bool reversed) {
     warp = {first, end, 0, 0, State::Ready, reversed};
-    for (unsigned next; (next = next_lane()) != NO_LANE;) {
-        resume(next, &scheduler);
-        // A lane that is done comes back here, for its stack to be the next one's.
-        Fiber &fiber = fibers[current];
-        if (fiber.state != State::Done) return;
-        idle_stacks[idle_stack_count++] = fiber.stack;
-        fiber.stack = nullptr;
-    }
+    const unsigned next = next_lane();
+    if (next != NO_LANE) resume(next, &scheduler);
 }
 
 // False if the block wrote behind its shared memory.
 static bool run_block(unsigned threads, size_t shared_bytes, bool reversed) {
     for (unsigned i = 0; i < threads; ++i) fibers[i] = {nullptr, nullptr, State::Ready};
+    memset(turns, 0, threads * sizeof *turns);
     // Shared memory begins as anything; NaNs show who reads it unwritten.
     memset(dynamic_shared, 0xff, shared_bytes + SHARED_FENCE_BYTES);
     const unsigned warps = (threads + WARP_LANES - 1) / WARP_LANES;
