@@ -72,7 +72,7 @@ impl InstructionSet {
             }
         }
         #[cfg(target_arch = "aarch64")]
-        sets.push(Self::Neon);
+        sets.extend([Self::Neon]);
         sets.push(Self::Portable);
         sets
     }

@@ -87,50 +87,51 @@ fn starts() -> [f32; CHAINS_WIDE * LANES] {
     std::array::from_fn(|i| 1.0 + i as f32 / 256.0)
 }
 
-/// `value * factor + addend`, `rounds` times in a row, of all values of the set's chains.
+/// `value + left * right`, `rounds` times in a row, of all values of the set's chains: sums are what the
+/// instructions of every processor can add to in place.
 fn run_chains(
     set: InstructionSet,
     rounds: usize,
-    factor_addend: [f32; 2],
+    factors: [f32; 2],
     values: &mut [f32; CHAINS_WIDE * LANES],
 ) {
     match chain_count(set) {
-        CHAINS_WIDE => wide_chains(set, rounds, factor_addend, values),
-        CHAINS_NARROW => narrow_chains(set, rounds, factor_addend, values),
+        CHAINS_WIDE => wide_chains(set, rounds, factors, values),
+        CHAINS_NARROW => narrow_chains(set, rounds, factors, values),
         count => unreachable!("no loop has {count} chains"),
     }
 }
 
-dispatch!(fn wide_chains(rounds: usize, factor_addend: [f32; 2], values: &mut [f32]) = wide_lanes);
+dispatch!(fn wide_chains(rounds: usize, factors: [f32; 2], values: &mut [f32]) = wide_lanes);
 dispatch!(
-    fn narrow_chains(rounds: usize, factor_addend: [f32; 2], values: &mut [f32]) = narrow_lanes
+    fn narrow_chains(rounds: usize, factors: [f32; 2], values: &mut [f32]) = narrow_lanes
 );
 
 #[inline(always)]
-fn wide_lanes<L: Lanes>(rounds: usize, factor_addend: [f32; 2], values: &mut [f32]) {
-    chain_lanes::<L, CHAINS_WIDE>(rounds, factor_addend, values);
+fn wide_lanes<L: Lanes>(rounds: usize, factors: [f32; 2], values: &mut [f32]) {
+    chain_lanes::<L, CHAINS_WIDE>(rounds, factors, values);
 }
 
 #[inline(always)]
-fn narrow_lanes<L: Lanes>(rounds: usize, factor_addend: [f32; 2], values: &mut [f32]) {
-    chain_lanes::<L, CHAINS_NARROW>(rounds, factor_addend, values);
+fn narrow_lanes<L: Lanes>(rounds: usize, factors: [f32; 2], values: &mut [f32]) {
+    chain_lanes::<L, CHAINS_NARROW>(rounds, factors, values);
 }
 
 #[inline(always)]
 fn chain_lanes<L: Lanes, const CHAINS: usize>(
     rounds: usize,
-    [factor, addend]: [f32; 2],
+    [left, right]: [f32; 2],
     values: &mut [f32],
 ) {
-    let factor = L::splat(factor);
-    let addend = L::splat(addend);
-    let mut chains = [factor; CHAINS];
+    let left = L::splat(left);
+    let right = L::splat(right);
+    let mut chains = [left; CHAINS];
     for (chain, values) in chains.iter_mut().zip(values.chunks_exact(LANES)) {
         *chain = L::from_slice(values);
     }
     for _ in 0..rounds {
         for chain in &mut chains {
-            *chain = chain.mul_add(factor, addend);
+            *chain = left.mul_add(right, *chain);
         }
     }
     for (chain, values) in chains.into_iter().zip(values.chunks_exact_mut(LANES)) {
@@ -164,10 +165,10 @@ mod tests {
         let started = starts();
         for set in InstructionSet::available() {
             let mut values = started;
-            run_chains(set, 3, [0.5, 0.25], &mut values);
+            run_chains(set, 3, [0.5, 0.3], &mut values);
             let used = chain_count(set) * LANES;
             for (i, (found, start)) in values.iter().zip(started).enumerate() {
-                let computed = (0..3).fold(start, |x, _| x.mul_add(0.5, 0.25));
+                let computed = (0..3).fold(start, |x, _| 0.5f32.mul_add(0.3, x));
                 assert_eq!(*found, if i < used { computed } else { start }, "{set}, lane {i}");
                 assert!(!values[..i].contains(found), "{set}: lane {i} repeats another");
             }

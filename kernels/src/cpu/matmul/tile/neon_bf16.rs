@@ -2,7 +2,7 @@
 //!
 //! A word's two factors are made floats with a mask and a shift, the panel's once for all rows, and
 //! multiplied one after the other. Sixteen of thirty-two registers hold sums, eight the panel's
-//! columns of both factors, two the rows' floats. Of 46 instructions for a word 32 are the
+//! columns of both factors, two the rows' floats. Of 50 instructions for a word 32 are the
 //! multiply-adds.
 //!
 //! The definition ([`super::super::super::bf16`]) has zeros for results that are subnormal once they
