@@ -39,8 +39,8 @@ def main():
             for product in range(3):
                 once = [int(at == product) for at in range(3)]
                 twice = [2 * count for count in once]
-                counts = [instructions(sys.argv[1], kernels, factors, counts) for counts in (once, twice)]
-                found.append((counts[1] - counts[0]) / multiply_adds)
+                of_one, of_two = (instructions(sys.argv[1], kernels, factors, counts) for counts in (once, twice))
+                found.append((of_two - of_one) / multiply_adds)
             y, dx, dw = found
             print(f"{factors:<5} {kernels:<9} y {y:.3f}  dx {dx:.3f}  dw {dw:.3f}", flush=True)
 

@@ -18,7 +18,8 @@ fn main() {
     let number = |text: &String| text.parse::<usize>().expect("a whole number");
     let [rows, inputs, outputs] = [rows, inputs, outputs].map(number);
     let [y_count, dx_count, dw_count] = [y_count, dx_count, dw_count].map(number);
-    let precision = if factors == "bf16" { Precision::Bf16 } else { Precision::F32 };
+    let precision = Precision::ALL.into_iter().find(|precision| precision.name() == factors);
+    let precision = precision.expect("f32 or bf16");
     let cpu = CpuBackend::new(1).expect("one thread").with_precision(precision);
     let filled = |len: usize, seed| {
         let mut buffer = cpu.allocate(len).expect("memory");

@@ -18,7 +18,7 @@ use super::{LANES, Lanes};
 const QUARTER: usize = LANES / 4;
 
 #[derive(Clone, Copy)]
-pub(crate) struct Neon([float32x4_t; 4]);
+pub(crate) struct Neon(pub(in super::super) [float32x4_t; 4]);
 
 // SAFETY of every block below: every processor of this architecture has NEON.
 impl Neon {

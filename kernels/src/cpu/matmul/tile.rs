@@ -24,12 +24,12 @@ pub(crate) use prefetch::PrefetchRange;
 pub(super) use prefetch::fetch_line;
 
 use super::super::instruction_set::InstructionSet;
-use super::super::lanes::{LANES, dispatch};
+use super::super::lanes::{LANES, Lanes, dispatch};
 use super::BLOCK_DEPTH;
 use crate::panels::{PANEL, padded};
 use crate::precision::Precision;
 use bf16::Bf16Tile;
-use prefetch::Prefetcher;
+use prefetch::{Prefetcher, fetch_product};
 
 /// Rows of the left factor that are packed together: a vector for each word of factors.
 pub(crate) const STRIP: usize = LANES;
@@ -56,6 +56,32 @@ struct Tile<'a> {
     add: bool,
     /// The lines to be prefetched meanwhile.
     prefetcher: &'a mut Prefetcher,
+}
+
+impl Tile<'_> {
+    /// Fetches the product's lines that a tile of so many rows and one panel writes, and of the lines
+    /// that are still to be fetched half, or all in the last tile of a strip.
+    #[inline(always)]
+    fn fetch_ahead(&mut self, rows: usize, is_last: bool) {
+        for row in 0..rows {
+            fetch_product(self.to.wrapping_add(row * self.stride));
+        }
+        let lines = self.prefetcher.lines_left();
+        self.prefetcher.fetch(if is_last { lines } else { lines.div_ceil(2) });
+    }
+}
+
+/// Writes the sums of a row by a panel, or adds them to the product that is there.
+///
+/// # Safety
+/// `to` is readable and writable over the panel.
+#[inline(always)]
+unsafe fn store_row<L: Lanes>(sums: L, to: *mut f32, add: bool) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let total = if add { L::load(to).add(sums) } else { sums };
+        total.store(to);
+    }
 }
 
 /// The tiles of an instruction set.

@@ -15,7 +15,6 @@ use std::arch::x86_64::{
 };
 
 use super::super::super::lanes::{Avx2, LANES};
-use super::prefetch::fetch_product;
 use super::{STRIP, Tile, TileKernel};
 
 impl TileKernel for Avx2 {
@@ -121,7 +120,7 @@ macro_rules! kernel {
         /// # Safety
         /// As [`TileKernel::sum`].
         #[target_feature(enable = "avx2,fma")]
-        unsafe fn $name(tile: Tile<'_>) {
+        unsafe fn $name(mut tile: Tile<'_>) {
             /// Runs the loop over `$text`, which takes `$factors` factors, `$turns` times.
             macro_rules! run {
                 ($text:expr, $factors:expr, $turns:expr, $left:ident, $panel:ident, $sums:ident) => {{
@@ -146,13 +145,9 @@ macro_rules! kernel {
                     );
                 }};
             }
-            let Tile { depth, mut left, mut panel, to, stride, add, prefetcher, .. } = tile;
+            tile.fetch_ahead($rows, $rows != 6);
+            let Tile { depth, mut left, mut panel, to, stride, add, .. } = tile;
             let mut sums = [[_mm256_setzero_ps(); VECTORS]; $rows];
-            for row in 0..$rows {
-                fetch_product(to.wrapping_add(row * stride));
-            }
-            let lines = prefetcher.lines_left();
-            prefetcher.fetch(if $rows == 6 { lines.div_ceil(2) } else { lines });
             // SAFETY: as the caller promises; a turn reads four of the factors that are there.
             unsafe {
                 if depth >= UNROLL {

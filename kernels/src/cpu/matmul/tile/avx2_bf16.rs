@@ -14,7 +14,6 @@ use std::arch::x86_64::{_mm256_set1_epi32, _mm256_setzero_ps};
 
 use super::super::super::lanes::LANES;
 use super::avx2::{VECTORS, store};
-use super::prefetch::fetch_product;
 use super::{STRIP, Tile, TileKernel};
 
 /// The tile of a processor that has AVX2, and no instruction for bfloat16 that is used.
@@ -66,12 +65,9 @@ macro_rules! row {
 /// # Safety
 /// As [`TileKernel::sum`].
 #[target_feature(enable = "avx2,fma")]
-unsafe fn sum_4(tile: Tile<'_>) {
-    let Tile { depth, left, panel, to, stride, add, prefetcher, .. } = tile;
-    for row in 0..ROWS {
-        fetch_product(to.wrapping_add(row * stride));
-    }
-    prefetcher.fetch(prefetcher.lines_left().div_ceil(2));
+unsafe fn sum_4(mut tile: Tile<'_>) {
+    tile.fetch_ahead(ROWS, false);
+    let Tile { depth, left, panel, to, stride, add, .. } = tile;
     let mut sums = [[_mm256_setzero_ps(); VECTORS]; ROWS];
     let [[s00, s01], [s10, s11], [s20, s21], [s30, s31]] = &mut sums;
     let mut control = [0u32, FLUSH_SUBNORMAL];

@@ -6,7 +6,7 @@ use super::super::super::lanes::Neon;
 #[cfg(target_arch = "x86_64")]
 use super::super::super::lanes::{Avx2, Avx512};
 use super::super::super::lanes::{LANES, Lanes, Portable};
-use super::{STRIP, Tile, TileKernel};
+use super::{STRIP, Tile, TileKernel, store_row};
 
 /// The tile of bfloat16 factors of an instruction set.
 pub(super) trait Bf16Tile {
@@ -55,10 +55,7 @@ impl TileKernel for PortableBf16 {
                     let right = panel.add(word * LANES).cast::<[f32; LANES]>().read_unaligned();
                     multiply_add_pairs(*left.add(word * STRIP + row), &right, &mut sums);
                 }
-                let sums = Portable::from_slice(&sums);
-                let to = to.add(row * stride);
-                let total = if add { Portable::load(to).add(sums) } else { sums };
-                total.store(to);
+                store_row(Portable::from_slice(&sums), to.add(row * stride), add);
             }
         }
     }

@@ -7,12 +7,10 @@
 //! units (Arm Neoverse V1 Software Optimization Guide). Wider registers of SVE gain nothing there: of the
 //! same units two at a time make one of 256 bits.
 
-use std::arch::aarch64::{float32x4_t, vaddq_f32, vdupq_n_f32, vld1q_f32, vst1q_f32};
 use std::arch::asm;
 
-use super::super::super::lanes::{LANES, Neon};
-use super::prefetch::fetch_product;
-use super::{STRIP, Tile, TileKernel};
+use super::super::super::lanes::{LANES, Lanes, Neon};
+use super::{STRIP, Tile, TileKernel, store_row};
 
 impl TileKernel for Neon {
     const PANELS: usize = 1;
@@ -34,10 +32,6 @@ impl TileKernel for Neon {
 
 /// Factors in one turn of the loop.
 const UNROLL: usize = 4;
-/// Vectors of a row of sums.
-pub(super) const VECTORS: usize = 4;
-/// Floats of a vector.
-const QUARTER: usize = LANES / VECTORS;
 
 /// The panel's columns of a factor and the first four rows' floats. `$factor` is the one within the
 /// turn; the panel is fetched eight factors ahead.
@@ -113,11 +107,11 @@ macro_rules! kernel {
     ) => {
         /// # Safety
         /// As [`TileKernel::sum`].
-        unsafe fn $name(tile: Tile<'_>) {
+        unsafe fn $name(mut tile: Tile<'_>) {
             /// Runs the loop over `$text`, which takes `$factors` factors, `$turns` times.
             macro_rules! run {
                 ($text:expr, $factors:expr, $turns:expr, $left:ident, $panel:ident, $sums:ident) => {{
-                    let [$([$a, $b, $c, $d]),+] = &mut $sums;
+                    let [$(Neon([$a, $b, $c, $d])),+] = &mut $sums;
                     asm!(
                         "2:",
                         $text,
@@ -142,14 +136,9 @@ macro_rules! kernel {
                     );
                 }};
             }
-            let Tile { depth, mut left, mut panel, to, stride, add, prefetcher, .. } = tile;
-            // SAFETY: every processor of this architecture has NEON.
-            let mut sums = [[unsafe { vdupq_n_f32(0.0) }; VECTORS]; $rows];
-            for row in 0..$rows {
-                fetch_product(to.wrapping_add(row * stride));
-            }
-            let lines = prefetcher.lines_left();
-            prefetcher.fetch(if $rows == 6 { lines.div_ceil(2) } else { lines });
+            tile.fetch_ahead($rows, $rows != 6);
+            let Tile { depth, mut left, mut panel, to, stride, add, .. } = tile;
+            let mut sums = [Neon::splat(0.0); $rows];
             // SAFETY: as the caller promises; a turn reads four of the factors that are there.
             unsafe {
                 if depth >= UNROLL {
@@ -159,7 +148,9 @@ macro_rules! kernel {
                     run!($step!(0), 1, depth % UNROLL, left, panel, sums);
                 }
                 let _ends = (left, panel);
-                store(&sums, to, stride, add);
+                for (row, sums) in sums.into_iter().enumerate() {
+                    store_row(sums, to.add(row * stride), add);
+                }
             }
         }
     };
@@ -175,23 +166,3 @@ kernel!(
     [s50 s51 s52 s53],
     back
 );
-
-/// # Safety
-/// `to` is writable over the tile.
-#[inline(always)]
-pub(super) unsafe fn store<const ROWS: usize>(
-    sums: &[[float32x4_t; VECTORS]; ROWS],
-    to: *mut f32,
-    stride: usize,
-    add: bool,
-) {
-    for (row, vectors) in sums.iter().enumerate() {
-        for (vector, sum) in vectors.iter().enumerate() {
-            // SAFETY: as the caller promises.
-            unsafe {
-                let to = to.add(row * stride + vector * QUARTER);
-                vst1q_f32(to, if add { vaddq_f32(vld1q_f32(to), *sum) } else { *sum });
-            }
-        }
-    }
-}

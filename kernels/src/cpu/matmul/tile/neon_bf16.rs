@@ -11,14 +11,13 @@
 //! again in plain Rust. The instructions for bfloat16 numbers that some of these processors have
 //! (BFDOT, BFMMLA) round otherwise than the definition.
 
-use std::arch::aarch64::{vdupq_n_f32, vdupq_n_u32};
+use std::arch::aarch64::vdupq_n_u32;
 use std::arch::asm;
 
-use super::super::super::lanes::LANES;
+use super::super::super::lanes::{LANES, Lanes, Neon};
 use super::bf16::PortableBf16;
-use super::neon::{VECTORS, row, store};
-use super::prefetch::fetch_product;
-use super::{STRIP, Tile, TileKernel};
+use super::neon::row;
+use super::{STRIP, Tile, TileKernel, store_row};
 
 /// The tile of a processor that has NEON.
 pub(super) struct NeonBf16;
@@ -65,17 +64,16 @@ macro_rules! rows {
 
 /// # Safety
 /// As [`TileKernel::sum`].
-unsafe fn sum_4(tile: Tile<'_>) {
+unsafe fn sum_4(mut tile: Tile<'_>) {
+    tile.fetch_ahead(ROWS, false);
     let Tile { depth, left, panel, to, stride, add, .. } = tile;
-    for row in 0..ROWS {
-        fetch_product(to.wrapping_add(row * stride));
-    }
-    tile.prefetcher.fetch(tile.prefetcher.lines_left().div_ceil(2));
-    // SAFETY: every processor of this architecture has NEON.
-    let (zero, upper) = unsafe { (vdupq_n_f32(0.0), vdupq_n_u32(0xffff_0000)) };
-    let mut sums = [[zero; VECTORS]; ROWS];
-    let [[s00, s01, s02, s03], [s10, s11, s12, s13], [s20, s21, s22, s23], [s30, s31, s32, s33]] =
-        &mut sums;
+    let mut sums = [Neon::splat(0.0); ROWS];
+    let [
+        Neon([s00, s01, s02, s03]),
+        Neon([s10, s11, s12, s13]),
+        Neon([s20, s21, s22, s23]),
+        Neon([s30, s31, s32, s33]),
+    ] = &mut sums;
     let status: u64;
     // SAFETY: as the caller promises; the control register is what it was behind the loop.
     unsafe {
@@ -117,7 +115,7 @@ unsafe fn sum_4(tile: Tile<'_>) {
             d3 = out(vreg) _,
             first = out(vreg) _,
             second = out(vreg) _,
-            upper = in(vreg) upper,
+            upper = in(vreg) vdupq_n_u32(0xffff_0000),
             left = inout(reg) left => _,
             panel = inout(reg) panel => _,
             words = inout(reg) depth => _,
@@ -130,6 +128,8 @@ unsafe fn sum_4(tile: Tile<'_>) {
         if status & UNDERFLOW != 0 {
             return PortableBf16::sum(ROWS, 1, tile);
         }
-        store(&sums, to, stride, add);
+        for (row, sums) in sums.into_iter().enumerate() {
+            store_row(sums, to.add(row * stride), add);
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! The tile in plain Rust.
 
 use super::super::super::lanes::{LANES, Lanes, Portable};
-use super::{STRIP, Tile, TileKernel};
+use super::{STRIP, Tile, TileKernel, store_row};
 
 /// Rows of a tile.
 const ROWS: usize = 4;
@@ -26,9 +26,7 @@ impl TileKernel for Portable {
                 panel = panel.add(LANES);
             }
             for (row, sum) in sums.into_iter().enumerate() {
-                let to = to.add(row * stride);
-                let total = if add { Self::load(to).add(sum) } else { sum };
-                total.store(to);
+                store_row(sum, to.add(row * stride), add);
             }
         }
     }
