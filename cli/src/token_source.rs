@@ -2,7 +2,7 @@
 
 use std::env;
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, BufRead, Read};
 
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 
@@ -21,7 +21,7 @@ const TOKEN_BYTES_MAX: u64 = 4096;
 pub fn find_token(source: &TokenSourceArgs) -> Result<String, CommandFailure> {
     let token = match (&source.token, &source.token_file) {
         (Some(token), _) => token.clone(),
-        (None, Some(path)) if path.as_os_str() == "-" => read_token("-", io::stdin().lock())?,
+        (None, Some(path)) if path.as_os_str() == "-" => read_line("-", io::stdin().lock())?,
         (None, Some(path)) => {
             let shown = path.display().to_string();
             let file = File::open(path).map_err(|error| unreadable(&shown, &error))?;
@@ -41,6 +41,17 @@ pub fn find_token(source: &TokenSourceArgs) -> Result<String, CommandFailure> {
 fn read_token(path: &str, from: impl Read) -> Result<String, CommandFailure> {
     let mut text = String::new();
     let read = from.take(TOKEN_BYTES_MAX + 1).read_to_string(&mut text);
+    bounded(path, text, read)
+}
+
+/// The first line: who writes it may keep the pipe open, as `train` does for its workers.
+fn read_line(path: &str, from: impl BufRead) -> Result<String, CommandFailure> {
+    let mut text = String::new();
+    let read = from.take(TOKEN_BYTES_MAX + 1).read_line(&mut text);
+    bounded(path, text, read)
+}
+
+fn bounded(path: &str, text: String, read: io::Result<usize>) -> Result<String, CommandFailure> {
     let length = read.map_err(|error| unreadable(path, &error))?;
     if length as u64 <= TOKEN_BYTES_MAX {
         return Ok(text);
@@ -84,6 +95,9 @@ mod tests {
         assert_eq!(from_file().map(|token| token.len()), Ok(4096));
         std::fs::write(&path, "x".repeat(4097)).expect("writable");
         assert_eq!(from_file(), Err(FailureCode::Usage));
+        let line = |text: &str| read_line("-", text.as_bytes()).map_err(|failure| failure.code);
+        assert_eq!(line("zbe1-secret\nmore"), Ok("zbe1-secret\n".to_owned()));
+        assert_eq!(line(&"x".repeat(4097)), Err(FailureCode::Usage));
         let flag = TokenSourceArgs { token: Some("flag".to_owned()), token_file: None };
         assert_eq!(find_token(&flag), Ok("flag".to_owned()));
     }

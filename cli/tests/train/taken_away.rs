@@ -91,10 +91,11 @@ fn a_run_that_is_done_has_its_end_in_the_mirror_or_says_why_not() {
     }
 }
 
-/// Command lines can be read by every user of the machine, and a token lets its reader in.
+/// Command lines can be read by every user of the machine, environments by all that a process
+/// starts, and a token lets its reader in.
 #[cfg(target_os = "linux")]
 #[test]
-fn no_command_line_of_a_run_holds_a_token() {
+fn no_command_line_or_environment_of_a_run_holds_a_token() {
     let folder = TextFolder::new();
     let mut running = RunningTraining::start(
         &mut folder.small_in_processes(&format!("--steps 5000 {STEADY} --workers 2 --json")),
@@ -104,7 +105,8 @@ fn no_command_line_of_a_run_holds_a_token() {
     let processes = fs::read_dir("/proc").expect("Linux has one").flatten();
     let lines = processes.filter_map(|process| {
         let works_in = fs::read_link(process.path().join("cwd")).ok()?;
-        let line = fs::read(process.path().join("cmdline")).ok()?;
+        let mut line = fs::read(process.path().join("cmdline")).ok()?;
+        line.extend(fs::read(process.path().join("environ")).ok()?);
         works_in.starts_with(&own).then(|| String::from_utf8_lossy(&line).replace('\0', " "))
     });
     let lines: Vec<String> = lines.collect();

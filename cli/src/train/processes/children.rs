@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io;
+use std::io::{self, Write};
 use std::net::{SocketAddr, UdpSocket};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -21,7 +21,6 @@ use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 
 use super::poll_pace::POLL_PAUSE;
 use crate::run_files::CLUSTER;
-use crate::token_source::TOKEN_VARIABLE;
 
 /// A process that ends by itself so often without a step sealed in between is not started again.
 /// One that is killed always is: that is the purpose of a run in processes.
@@ -157,8 +156,8 @@ impl ChildProcesses {
         !matches!(NodeRecord::load(&held), Ok(Some(_)))
     }
 
-    /// Starts a worker, with a token if it is new. The token is in its environment, which no other
-    /// user of the machine can read; command lines all users can.
+    /// Starts a worker, with a token if it is new. The token is the first line of its standard
+    /// input, a pipe that no other process has; command lines all users of the machine can read.
     ///
     /// # Errors
     /// If it cannot be started.
@@ -188,6 +187,9 @@ impl ChildProcesses {
         for store in &self.workers.stores {
             arguments.extend(["--data-path".to_owned(), store.display().to_string()]);
         }
+        if token.is_some() {
+            arguments.extend(["--token-file", "-"].map(str::to_owned));
+        }
         self.start(&name, LaunchSpec { arguments, token })
     }
 
@@ -208,7 +210,6 @@ impl ChildProcesses {
         let mut command = Command::new(&self.program);
         command
             .args(&program.arguments)
-            .envs(program.token.as_ref().map(|token| (TOKEN_VARIABLE, token)))
             .arg("--data-dir")
             .arg(self.folder.join(name))
             // It ends when this process does, however that ends: its standard input is closed then.
@@ -218,7 +219,12 @@ impl ChildProcesses {
             .stderr(log)
             // Ctrl-C at the terminal is this process's to pass on.
             .process_group(0);
-        command.spawn().map_err(wrong)
+        let mut child = command.spawn().map_err(wrong)?;
+        if let (Some(stdin), Some(token)) = (&mut child.stdin, &program.token) {
+            // A process that has already ended is found by the next look at all of them.
+            let _ = writeln!(stdin, "{token}");
+        }
+        Ok(child)
     }
 
     fn log_path(&self, name: &str) -> PathBuf {
