@@ -6,6 +6,8 @@
 
 #![cfg(feature = "cuda")]
 
+#[path = "cuda/links.rs"]
+mod links;
 #[path = "emulated/passes.rs"]
 mod passes;
 
@@ -75,7 +77,8 @@ fn the_suite_passes_on_an_emulated_driver() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda");
     let toolkit = EmulatedToolkit::new(&folder, &EmulatedLibrary::ALL).expect("a folder");
     // Slices take minutes there, and call nothing of the driver that the rest does not.
-    let all = ["emulated_driver", "without_a_driver", "slices"].map(|name| ["--skip", name]);
+    let all = ["emulated_driver", "without_a_driver", "slices", "links"];
+    let all = all.map(|name| ["--skip", name]);
     let all = all.as_flattened();
     let runs = [
         (ExecutionOrder::Lazy, true, all),

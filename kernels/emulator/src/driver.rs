@@ -92,7 +92,17 @@ pub(crate) fn enqueue(stream: u64, work: crate::machine::work::StreamWork) -> CU
 
 /// Whether there is a context for a library to work in.
 pub(crate) fn has_context() -> bool {
-    in_context(|_, _| Ok(())) == CUresult::CUDA_SUCCESS
+    current_device().is_some()
+}
+
+/// The device of the context that a library works in.
+pub(crate) fn current_device() -> Option<usize> {
+    let mut found = None;
+    let _code = in_context(|_, device| {
+        found = Some(device);
+        Ok(())
+    });
+    found
 }
 
 fn own_stream(machine: &EmulatedMachine, device: usize, stream: u64) -> DriverResult<()> {

@@ -1,9 +1,9 @@
-//! NVIDIA's driver, its compiler of kernels and its library of products, made of this machine's
+//! NVIDIA's driver, its compiler of kernels, its library of products and NCCL, made of this machine's
 //! processors: for tests, on machines that have none of it.
 //!
-//! The shared library of this package has the calls of `libcuda`, `libnvrtc` and `libcublasLt` that
-//! zbelastic makes, under their names and with their types. [`EmulatedToolkit`] lays it into a
-//! folder under the three names; a program that finds that folder first runs on it without knowing,
+//! The shared library of this package has the calls of `libcuda`, `libnvrtc`, `libcublasLt` and `libnccl`
+//! that zbelastic makes, under their names and with their types. [`EmulatedToolkit`] lays it into a
+//! folder under the four names; a program that finds that folder first runs on it without knowing,
 //! from `cuInit` to the last product. Its promises:
 //!
 //! * Kernels are the real sources, compiled by this machine's C++ compiler and run thread by
@@ -17,6 +17,7 @@
 //! It allows no conclusion about speed, nor about the conduct of a real driver beside its manual.
 
 mod code;
+mod communicators;
 mod compiler;
 mod driver;
 mod machine;

@@ -4,6 +4,7 @@
 //! ([`ExecutionOrder`]) or a caller that waits for it has it done, by the thread that calls; so a
 //! run with one thread has one course for each setting.
 
+pub mod exchange;
 pub mod memory;
 pub mod product;
 mod streams;

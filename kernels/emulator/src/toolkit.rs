@@ -1,4 +1,4 @@
-//! The three libraries in a folder, and the environment that has a program load them.
+//! The libraries in a folder, and the environment that has a program load them.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::symlink;
@@ -21,11 +21,13 @@ pub enum EmulatedLibrary {
     Compiler,
     /// The library of products, `libcublasLt`.
     Products,
+    /// The library of exchanges between devices, `libnccl`.
+    Communicators,
 }
 
 impl EmulatedLibrary {
-    /// All three libraries, in the order of the enum.
-    pub const ALL: [Self; 3] = [Self::Driver, Self::Compiler, Self::Products];
+    /// All libraries, in the order of the enum.
+    pub const ALL: [Self; 4] = [Self::Driver, Self::Compiler, Self::Products, Self::Communicators];
 
     /// The names that a program may look for it by. All are there, so that none is found elsewhere.
     const fn files(self) -> [&'static str; 2] {
@@ -33,6 +35,7 @@ impl EmulatedLibrary {
             Self::Driver => ["libcuda.so", "libcuda.so.1"],
             Self::Compiler => ["libnvrtc.so", "libnvrtc.so.13"],
             Self::Products => ["libcublasLt.so", "libcublasLt.so.13"],
+            Self::Communicators => ["libnccl.so", "libnccl.so.2"],
         }
     }
 }

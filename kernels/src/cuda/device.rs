@@ -4,9 +4,12 @@
 //! [`super::CudaDevice`] is a real one. The tests have another, which runs the same kernels on
 //! processors, so that everything above this trait is tried without a device.
 
+use std::sync::Arc;
+
 use super::error::DeviceFault;
 use super::kernel::Launch;
 use super::source::Precision;
+use super::streams::PrimaryContext;
 
 /// An address in a device's memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -123,6 +126,14 @@ pub trait Device: Send + Sync + 'static {
 
     /// The type of activations.
     fn precision(&self) -> Precision;
+
+    /// The device's context, as other libraries of NVIDIA's need it; `None` if it is not NVIDIA's.
+    ///
+    /// # Errors
+    /// If the driver reports a fault.
+    fn primary_context(&self) -> Result<Option<Arc<PrimaryContext>>, DeviceFault> {
+        Ok(None)
+    }
 
     /// Uninitialized memory, at a multiple of 256.
     ///

@@ -24,7 +24,9 @@ use super::graphs::StreamGraphs;
 use super::kernel::{Kernel, Launch};
 use super::library::require;
 use super::source::{CompilationUnit, KernelFile, Precision};
-use super::streams::{self, CudaFence, CudaStreams, DeviceContext, EventPool, PeerAccess};
+use super::streams::{
+    self, CudaFence, CudaStreams, DeviceContext, EventPool, PeerAccess, PrimaryContext,
+};
 use crate::fault::AllocationPurpose;
 
 /// Bytes of shared memory that a launch may request without an attribute of its function.
@@ -271,6 +273,10 @@ impl Device for CudaDevice {
 
     fn precision(&self) -> Precision {
         self.precision
+    }
+
+    fn primary_context(&self) -> Result<Option<Arc<PrimaryContext>>, DeviceFault> {
+        Ok(self.events.as_ref().map(|events| events.context().clone()))
     }
 
     fn allocate(&self, bytes: u64) -> Result<DeviceAddress, DeviceFault> {

@@ -29,6 +29,8 @@ pub enum Library {
     Nvrtc,
     /// The library of matrix products.
     CublasLt,
+    /// The library of exchanges between devices of different processes.
+    Nccl,
 }
 
 impl Library {
@@ -39,6 +41,7 @@ impl Library {
             Self::Driver => "libcuda.so",
             Self::Nvrtc => "libnvrtc.so",
             Self::CublasLt => "libcublasLt.so",
+            Self::Nccl => "libnccl.so",
         }
     }
 
@@ -48,6 +51,7 @@ impl Library {
             Self::Driver => &[],
             Self::Nvrtc => &["libnvrtc-builtins.so", "libnvrtc.so"],
             Self::CublasLt => &["libcublasLt.so"],
+            Self::Nccl => &["libnccl.so"],
         }
     }
 
@@ -57,6 +61,7 @@ impl Library {
             Self::Driver => None,
             Self::Nvrtc => Some("nvidia-cuda-nvrtc"),
             Self::CublasLt => Some("nvidia-cublas"),
+            Self::Nccl => Some("nvidia-nccl-cu13"),
         }
     }
 }

@@ -34,7 +34,7 @@ fn require_in(library: Library, folders: &OsStr) -> Result<(), LibraryError> {
     }
     Err(match library {
         Library::Driver => LibraryError::DriverMissing,
-        Library::Nvrtc | Library::CublasLt => LibraryError::Missing { library },
+        Library::Nvrtc | Library::CublasLt | Library::Nccl => LibraryError::Missing { library },
     })
 }
 
@@ -57,6 +57,7 @@ fn is_present(library: Library) -> bool {
             Library::Driver => cudarc::driver::sys::is_culib_present(),
             Library::Nvrtc => cudarc::nvrtc::sys::is_culib_present(),
             Library::CublasLt => cudarc::cublaslt::sys::is_culib_present(),
+            Library::Nccl => cudarc::nccl::sys::is_culib_present(),
         }
     }
 }

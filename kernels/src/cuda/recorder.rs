@@ -13,6 +13,7 @@ use super::error::DeviceFault;
 use super::kernel::{Kernel, Launch};
 use super::segments::{GraphLimits, SegmentCache, SegmentDecision};
 use super::source::Precision;
+use super::streams::PrimaryContext;
 
 /// Whether segments that come again become graphs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -198,6 +199,10 @@ impl<D: Device> Device for CommandRecorder<D> {
 
     fn precision(&self) -> Precision {
         self.device.precision()
+    }
+
+    fn primary_context(&self) -> Result<Option<Arc<PrimaryContext>>, DeviceFault> {
+        self.device.primary_context()
     }
 
     fn allocate(&self, bytes: u64) -> Result<DeviceAddress, DeviceFault> {

@@ -19,6 +19,7 @@ use super::device::{Device, DeviceAddress, Stream};
 use super::error::DeviceFault;
 use super::memory::{CudaBuffer, ElementType, RegionAllocator};
 use super::pinned::PinnedMemory;
+use super::nccl::LinkError;
 use super::pinned_buffers::checked;
 use super::recorder::CommandRecorder;
 use super::transfer::{bytes_of, numbers_of};
@@ -252,6 +253,56 @@ pub(super) fn import_tensor<D: Device>(
         Ok(())
     })?;
     Ok(None)
+}
+
+/// Passes the tensor of a handle to `send`, once it is computed; false if no device of this kind
+/// holds it.
+pub(super) fn send_staged<D: Device>(
+    tensor: &TensorHandle,
+    send: impl FnOnce(DeviceAddress, u64) -> Result<(), LinkError>,
+) -> Result<bool, LinkError> {
+    let staged = tensor.device_tensor().and_then(|any| any.downcast_ref::<StagedTensor<D>>());
+    let Some(staged) = staged else { return Ok(false) };
+    let bytes = staged.bytes();
+    let mut locked = staged.staging.lock().unwrap_or_else(PoisonError::into_inner);
+    let staging = locked.as_mut().expect("there until this is dropped");
+    checked(&staged.fault, staged.device.host_wait(&staged.filled))?;
+    send(staging.buffer.at(0), bytes)?;
+    Ok(true)
+}
+
+/// A tensor of `len` numbers that `receive` fills, in a staging buffer; on the host if none is free.
+pub(super) fn receive_staged<D: Device>(
+    backend: &CudaBackend<D>,
+    len: usize,
+    receive: impl FnOnce(DeviceAddress, u64) -> Result<(), LinkError>,
+) -> Result<TensorHandle, LinkError> {
+    let device = backend.shared_device();
+    let element = ElementType::Row;
+    let bytes = element.bytes(device.precision()) * len as u64;
+    let pool = backend.incoming_staging();
+    let Some(mut staging) = pool.acquire(backend, element, len)? else {
+        let memory = PinnedMemory::new(device, bytes)?;
+        receive(memory.at(0, bytes), bytes)?;
+        let mut read = vec![0; bytes as usize];
+        device.read_host(memory.at(0, bytes), &mut read);
+        return Ok(numbers_of(&read, element, device.precision()).into());
+    };
+    for read in staging.read.drain(..) {
+        device.host_wait(&read)?;
+    }
+    receive(staging.buffer.at(0), bytes)?;
+    // Nothing is under way in the buffer any more; readers of a staged tensor wait for a fence.
+    let filled = device.record_fence(Stream::Upload)?;
+    Ok(of_staged(StagedTensor {
+        device: device.clone(),
+        fault: backend.shared_fault(),
+        staging: Mutex::new(Some(staging)),
+        filled,
+        len,
+        element,
+        pool: pool.return_sender.clone(),
+    }))
 }
 
 /// Begins to copy numbers into a staging buffer beside the work; returns them if no buffer is free.

@@ -58,10 +58,42 @@ impl CudaStreams {
     }
 }
 
-/// The events of a device. They may outlive it: a neighbour may still have to wait for one.
-pub(super) struct EventPool {
+/// A device's primary context, which stays as long as something holds it.
+pub struct PrimaryContext {
     handle: sys::CUdevice,
     context: sys::CUcontext,
+}
+
+// SAFETY: the driver's handles may be used from any thread, and are only read.
+unsafe impl Send for PrimaryContext {}
+// SAFETY: as above.
+unsafe impl Sync for PrimaryContext {}
+
+impl PrimaryContext {
+    pub(super) fn retain(handle: sys::CUdevice) -> Result<Arc<Self>, DeviceFault> {
+        let mut context = ptr::null_mut();
+        // SAFETY: the driver writes a handle, which `drop` releases.
+        let retained = unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, handle) };
+        check("cuDevicePrimaryCtxRetain", retained)?;
+        Ok(Arc::new(Self { handle, context }))
+    }
+
+    pub(super) fn make_current(&self) -> Result<(), DeviceFault> {
+        // SAFETY: the context lives as long as this.
+        check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.context) })
+    }
+}
+
+impl Drop for PrimaryContext {
+    fn drop(&mut self) {
+        // SAFETY: retained by `retain`.
+        let _released = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.handle) };
+    }
+}
+
+/// The events of a device. They may outlive it: a neighbour may still have to wait for one.
+pub(super) struct EventPool {
+    context: Arc<PrimaryContext>,
     /// Held for a push or a pop.
     free: Mutex<Vec<PooledEvent>>,
 }
@@ -70,24 +102,15 @@ struct PooledEvent(sys::CUevent);
 
 // SAFETY: the driver's handles may be used from any thread once the context is current there.
 unsafe impl Send for PooledEvent {}
-// SAFETY: as above; the context's handle is only read.
-unsafe impl Send for EventPool {}
-// SAFETY: as above.
-unsafe impl Sync for EventPool {}
-
 impl EventPool {
     /// The events of a device, whose context lives as long as they do.
     pub(super) fn new(handle: sys::CUdevice) -> Result<Arc<Self>, DeviceFault> {
-        let mut context = ptr::null_mut();
-        // SAFETY: the driver writes a handle, which `drop` releases.
-        let retained = unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, handle) };
-        check("cuDevicePrimaryCtxRetain", retained)?;
-        Ok(Arc::new(Self { handle, context, free: Mutex::default() }))
+        let context = PrimaryContext::retain(handle)?;
+        Ok(Arc::new(Self { context, free: Mutex::default() }))
     }
 
-    fn make_current(&self) -> Result<(), DeviceFault> {
-        // SAFETY: the context lives as long as this.
-        check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.context) })
+    pub(super) fn context(&self) -> &Arc<PrimaryContext> {
+        &self.context
     }
 
     fn take(&self) -> Result<PooledEvent, DeviceFault> {
@@ -107,14 +130,12 @@ impl EventPool {
 
 impl Drop for EventPool {
     fn drop(&mut self) {
-        let _current = self.make_current();
+        let _current = self.context.make_current();
         let free = self.free.get_mut().unwrap_or_else(PoisonError::into_inner);
         for PooledEvent(event) in free.drain(..) {
             // SAFETY: made by the driver, destroyed once.
             let _destroyed = unsafe { sys::cuEventDestroy_v2(event) };
         }
-        // SAFETY: retained by `new`.
-        let _released = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.handle) };
     }
 }
 
@@ -141,7 +162,7 @@ impl Drop for RecordedEvent {
             return;
         }
         drop(free);
-        let _current = self.pool.make_current();
+        let _current = self.pool.context.make_current();
         // SAFETY: made by the driver, destroyed once.
         let _destroyed = unsafe { sys::cuEventDestroy_v2(event.0) };
     }
@@ -168,7 +189,7 @@ impl CudaFence {
 
     /// Waits on the host for the fence.
     pub(super) fn host_wait(&self) -> Result<(), DeviceFault> {
-        self.0.pool.make_current()?;
+        self.0.pool.context.make_current()?;
         // SAFETY: a recorded event.
         check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.0.event.0) })
     }

@@ -56,6 +56,16 @@ calls! {
         })
     }
 
+    fn cuStreamQuery(stream: CUstream) -> CUresult {
+        in_context(|machine, device| {
+            own_stream(machine, device, stream as u64)?;
+            match machine.query_stream(stream as u64)? {
+                true => machine.check(device),
+                false => Err(CUresult::CUDA_ERROR_NOT_READY),
+            }
+        })
+    }
+
     fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint) -> CUresult {
         in_context(|machine, device| {
             if flags != 0 {

@@ -68,7 +68,10 @@ impl EmulatedMachine {
             if capture.by != thread::current().id()
                 || matches!(
                     work,
-                    StreamWork::Record { .. } | StreamWork::Wait { .. } | StreamWork::Write { .. }
+                    StreamWork::Record { .. }
+                        | StreamWork::Wait { .. }
+                        | StreamWork::Write { .. }
+                        | StreamWork::Exchange(..)
                 )
             {
                 capture.is_invalidated = true;
@@ -117,6 +120,15 @@ impl EmulatedMachine {
                     return false;
                 }
             }
+            Some(StreamWork::Exchange(rank, exchange)) if self.devices[device].fault.is_none() => {
+                match exchange.advance(rank, &self.blocks) {
+                    Ok(true) => {}
+                    Ok(false) => return false,
+                    Err(_) => {
+                        self.devices[device].fault = Some(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
+                    }
+                }
+            }
             Some(_) => {}
         }
         let queue = self.streams.get_mut(&stream).expect("as before");
@@ -145,6 +157,7 @@ impl EmulatedMachine {
             | StreamWork::Write { .. }
             | StreamWork::Fill { .. }
             | StreamWork::Product(_)
+            | StreamWork::Exchange(..)
             | StreamWork::Wait { .. } => false,
         };
         if is_faulty || work.perform(&self.blocks).is_err() {
@@ -166,7 +179,7 @@ impl EmulatedMachine {
             }
             let first = self.streams[&target.stream].waiting.front();
             let Some(StreamWork::Wait { stream, position }) = first else {
-                unreachable!("a stream that does not go on waits for another")
+                unreachable!("a stream that does not go on waits for another, and for no other rank")
             };
             self.run_until(StreamPosition { stream: *stream, position: *position });
         }
@@ -190,6 +203,13 @@ impl EmulatedMachine {
         self.run_until(end);
         self.release_freed();
         self.check(device)
+    }
+
+    /// Does what can be done of a stream without a wait. Yields whether all of it is done.
+    pub fn query_stream(&mut self, stream: u64) -> DriverResult<bool> {
+        let end = self.stream_end(stream)?;
+        while self.step(stream) {}
+        Ok(self.is_reached(end))
     }
 
     /// Records an event in a stream.

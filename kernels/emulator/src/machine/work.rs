@@ -1,7 +1,9 @@
 //! The kinds of work in streams, and doing it.
 
 use std::ptr;
+use std::sync::Arc;
 
+use super::exchange::{CommunicatorRank, Exchange};
 use super::memory::MemoryBlocks;
 use super::product::EmulatedProduct;
 use crate::code::KernelEntry;
@@ -38,6 +40,8 @@ pub enum StreamWork {
     },
     Launch(EmulatedLaunch),
     Product(EmulatedProduct),
+    /// Sends to another rank, or receives from it: over when both have come to it.
+    Exchange(Arc<CommunicatorRank>, Arc<Exchange>),
     /// Records when an event is passed.
     Record {
         event: u64,
@@ -54,7 +58,7 @@ pub enum StreamWork {
 pub struct InvalidAccess;
 
 impl StreamWork {
-    /// Does the work, save for records and waits, which their streams do themselves.
+    /// Does the work, save for records, waits and exchanges, which their streams do themselves.
     pub fn perform(&self, blocks: &MemoryBlocks) -> Result<(), InvalidAccess> {
         let is_there =
             |start, bytes| blocks.owner_of(start, bytes).map(|_| ()).ok_or(InvalidAccess);
@@ -77,7 +81,7 @@ impl StreamWork {
             }
             Self::Launch(launch) => launch.run(blocks)?,
             Self::Product(product) => product.form(blocks)?,
-            Self::Record { .. } | Self::Wait { .. } => {}
+            Self::Record { .. } | Self::Wait { .. } | Self::Exchange(..) => {}
         }
         Ok(())
     }

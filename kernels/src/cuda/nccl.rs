@@ -1,0 +1,366 @@
+//! Boundary tensors between devices of two processes, by NCCL: one communicator for each pair and
+//! direction.
+//!
+//! ```text
+//!   sender    wait for the tensor ─▶ ncclSend ──┐        wait ─▶ the staging buffer is free again
+//!   receiver                     ncclRecv ◀─────┘ wait ─▶ a tensor in a staging buffer
+//! ```
+//!
+//! The receiver makes the id, has rank 0 and posts a receive for each tensor that was announced to
+//! it, so that both ends enqueue the same exchanges in the same order. A peer may die at any moment,
+//! and then neither end of an exchange is ever done: no call here waits in the driver or in NCCL.
+//! Communicators are not blocking (`ncclConfig_t`), streams are queried, and between two queries the
+//! caller says whether the exchange is over. A tensor becomes visible to the compute stream only
+//! behind an exchange that was complete, so that nothing is computed of one that was aborted.
+//!
+//! NCCL User Guide, *Creating a communicator with options* and *Fault tolerance*.
+
+use std::cell::Cell;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use cudarc::driver::sys as driver;
+use cudarc::nccl::sys;
+
+use super::backend::CudaBackend;
+use super::device::{Device, DeviceAddress};
+use super::devices::check;
+use super::error::{DeviceFault, Library, LibraryError};
+use super::library::require;
+use super::staging;
+use super::streams::PrimaryContext;
+use crate::tensor_handle::TensorHandle;
+
+/// The oldest version with all that is used here: 2.18.1, as NCCL counts.
+pub const NCCL_OLDEST: i32 = 21_801;
+/// The version whose configuration is passed: later ones read its fields as they were then.
+const CONFIG_VERSION: u32 = 22_203;
+/// What a configuration begins with (`NCCL_CONFIG_INITIALIZER`).
+const CONFIG_MAGIC: u32 = 0xcafe_beef;
+/// A field of it that is left to NCCL (`NCCL_CONFIG_UNDEF_INT`).
+const UNDEFINED: c_int = c_int::MIN;
+/// Bytes of an id.
+pub const COMMUNICATOR_ID_BYTES: usize = 128;
+/// The first pause between two queries of an exchange, about what a small one takes.
+const PAUSE_MIN: Duration = Duration::from_micros(20);
+/// The longest: it adds no more than that to an exchange of many milliseconds.
+const PAUSE_MAX: Duration = Duration::from_millis(1);
+
+/// The name of a communicator, which its ranks begin with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CommunicatorId(pub [u8; COMMUNICATOR_ID_BYTES]);
+
+/// Which end of a link this process is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkEnd {
+    /// It receives, and has made the id: rank 0.
+    Receiver,
+    /// It sends: rank 1.
+    Sender,
+}
+
+/// Why a link cannot be used. Tensors go by way of the host then.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LinkError {
+    /// NCCL is not there.
+    #[error(transparent)]
+    Library(#[from] LibraryError),
+    /// NCCL is too old.
+    #[error("NCCL {found} is older than {NCCL_OLDEST}; install a newer one")]
+    TooOld {
+        /// The version that was found, as NCCL counts: 21801 for 2.18.1.
+        found: i32,
+    },
+    /// NCCL refused a call, or an exchange under way failed.
+    #[error("NCCL: {call}: {reason}")]
+    Refused {
+        /// Name of the call.
+        call: &'static str,
+        /// NCCL's own words for its result.
+        reason: String,
+    },
+    /// The driver refused a call.
+    #[error(transparent)]
+    Fault(#[from] DeviceFault),
+    /// The caller's plan was over before the exchange was.
+    #[error("the plan was over before the exchange was")]
+    Over,
+}
+
+impl CommunicatorId {
+    /// A new id. Its maker has to be the receiver of the link.
+    ///
+    /// # Errors
+    /// If NCCL is not there or too old.
+    pub fn new() -> Result<Self, LinkError> {
+        require(Library::Nccl)?;
+        let mut found = 0;
+        // SAFETY: NCCL is there and writes one integer.
+        nccl("ncclGetVersion", unsafe { sys::ncclGetVersion(&mut found) })?;
+        if found < NCCL_OLDEST {
+            return Err(LinkError::TooOld { found });
+        }
+        let mut id = sys::ncclUniqueId { internal: [0; COMMUNICATOR_ID_BYTES] };
+        // SAFETY: NCCL writes an id.
+        nccl("ncclGetUniqueId", unsafe { sys::ncclGetUniqueId(&mut id) })?;
+        Ok(Self(id.internal.map(|byte| byte.to_ne_bytes()[0])))
+    }
+}
+
+/// The result of a call of NCCL. One that goes on beside the caller is no error.
+fn nccl(call: &'static str, result: sys::ncclResult_t) -> Result<(), LinkError> {
+    match result {
+        sys::ncclResult_t::ncclSuccess | sys::ncclResult_t::ncclInProgress => Ok(()),
+        _ => Err(refused(call, result)),
+    }
+}
+
+fn refused(call: &'static str, result: sys::ncclResult_t) -> LinkError {
+    // SAFETY: NCCL returns a string of its own, or null.
+    let reason = unsafe {
+        let text = sys::ncclGetErrorString(result);
+        if text.is_null() {
+            format!("{result:?}")
+        } else {
+            CStr::from_ptr(text).to_string_lossy().into_owned()
+        }
+    };
+    LinkError::Refused { call, reason }
+}
+
+/// A communicator of two ranks with a stream of its own.
+pub(super) struct Communicator {
+    end: LinkEnd,
+    comm: sys::ncclComm_t,
+    stream: driver::CUstream,
+    context: Arc<PrimaryContext>,
+    is_aborted: Cell<bool>,
+}
+
+// SAFETY: the handles may be used from any thread, one at a time, once the context is current
+// there, which every call makes sure of.
+unsafe impl Send for Communicator {}
+
+impl Communicator {
+    /// Begins to initialize a communicator; [`Self::is_ready`] says when it is.
+    fn begin(
+        context: Arc<PrimaryContext>,
+        end: LinkEnd,
+        id: &CommunicatorId,
+    ) -> Result<Self, LinkError> {
+        require(Library::Nccl)?;
+        context.make_current()?;
+        let mut stream = std::ptr::null_mut();
+        let flags = driver::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: the driver writes a handle, which is destroyed with this.
+        check("cuStreamCreate", unsafe { driver::cuStreamCreate(&mut stream, flags) })?;
+        let comm = std::ptr::null_mut();
+        let mut begun = Self { end, comm, stream, context, is_aborted: Cell::new(false) };
+        let mut config = sys::ncclConfig_t {
+            size: size_of::<sys::ncclConfig_t>(),
+            magic: CONFIG_MAGIC,
+            version: CONFIG_VERSION,
+            blocking: 0,
+            cgaClusterSize: UNDEFINED,
+            minCTAs: UNDEFINED,
+            maxCTAs: UNDEFINED,
+            netName: std::ptr::null(),
+            splitShare: UNDEFINED,
+        };
+        let id = sys::ncclUniqueId { internal: id.0.map(|byte| byte as c_char) };
+        let rank = begun.rank();
+        // SAFETY: NCCL writes a handle, which is aborted with this, and reads the configuration.
+        let result =
+            unsafe { sys::ncclCommInitRankConfig(&mut begun.comm, 2, id, rank, &mut config) };
+        nccl("ncclCommInitRankConfig", result)?;
+        Ok(begun)
+    }
+
+    const fn rank(&self) -> c_int {
+        match self.end {
+            LinkEnd::Receiver => 0,
+            LinkEnd::Sender => 1,
+        }
+    }
+
+    /// Whether the last call is done that went on beside the caller.
+    fn is_ready(&self) -> Result<bool, LinkError> {
+        if self.is_aborted.get() {
+            return Err(LinkError::Over);
+        }
+        self.context.make_current()?;
+        let mut state = sys::ncclResult_t::ncclSuccess;
+        // SAFETY: a communicator that was not aborted; NCCL writes a result.
+        let result = unsafe { sys::ncclCommGetAsyncError(self.comm, &mut state) };
+        nccl("ncclCommGetAsyncError", result)?;
+        match state {
+            sys::ncclResult_t::ncclSuccess => Ok(true),
+            sys::ncclResult_t::ncclInProgress => Ok(false),
+            _ => Err(refused("a communicator", state)),
+        }
+    }
+
+    /// Sends or receives bytes of a device or of pinned memory, which no stream uses meanwhile, and
+    /// returns when that is done. After an error the communicator is aborted.
+    pub(super) fn exchange(
+        &self,
+        at: DeviceAddress,
+        bytes: u64,
+        is_over: &dyn Fn() -> bool,
+    ) -> Result<(), LinkError> {
+        let exchanged = self.enqueue(at, bytes).and_then(|()| self.wait(is_over));
+        if exchanged.is_err() {
+            self.abort();
+        }
+        exchanged
+    }
+
+    fn enqueue(&self, at: DeviceAddress, bytes: u64) -> Result<(), LinkError> {
+        if !self.is_ready()? {
+            return Err(LinkError::Refused {
+                call: "a communicator",
+                reason: "it is not initialized yet".to_owned(),
+            });
+        }
+        let (count, of) = (bytes as usize, sys::ncclDataType_t::ncclUint8);
+        let (at, other) = (at.0 as *mut c_void, 1 - self.rank());
+        let stream = self.stream.cast();
+        // SAFETY: memory of the caller, which leaves it alone until the exchange is over.
+        unsafe {
+            match self.end {
+                LinkEnd::Sender => {
+                    nccl("ncclSend", sys::ncclSend(at, count, of, other, self.comm, stream))
+                }
+                LinkEnd::Receiver => {
+                    nccl("ncclRecv", sys::ncclRecv(at, count, of, other, self.comm, stream))
+                }
+            }
+        }
+    }
+
+    fn wait(&self, is_over: &dyn Fn() -> bool) -> Result<(), LinkError> {
+        let mut pause = PAUSE_MIN;
+        loop {
+            if self.is_ready()? {
+                // SAFETY: a stream of the current context.
+                let queried = unsafe { driver::cuStreamQuery(self.stream) };
+                if queried != driver::CUresult::CUDA_ERROR_NOT_READY {
+                    check("cuStreamQuery", queried)?;
+                    // An exchange that failed ends as well.
+                    return self.is_ready().map(drop);
+                }
+            }
+            if is_over() {
+                return Err(LinkError::Over);
+            }
+            thread::sleep(pause);
+            pause = (2 * pause).min(PAUSE_MAX);
+        }
+    }
+
+    /// Ends exchanges under way. Their memory is free when this returns.
+    fn abort(&self) {
+        if self.is_aborted.replace(true) || self.context.make_current().is_err() {
+            return;
+        }
+        // SAFETY: handles that were made by `begin`; the communicator is used no more.
+        unsafe {
+            if !self.comm.is_null() {
+                let _aborted = sys::ncclCommAbort(self.comm);
+            }
+            let _ended = driver::cuStreamSynchronize(self.stream);
+        }
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        self.abort();
+        // SAFETY: made by `begin`, destroyed once; nothing is enqueued in it any more.
+        let _destroyed = unsafe { driver::cuStreamDestroy_v2(self.stream) };
+    }
+}
+
+/// Begins links of a device with devices of other processes.
+pub trait DeviceLinks: Send {
+    /// Begins a link. Both ends have to, in any order; neither waits.
+    ///
+    /// # Errors
+    /// If NCCL or the driver refuses.
+    fn begin(&self, end: LinkEnd, id: &CommunicatorId) -> Result<Box<dyn DeviceLink>, LinkError>;
+}
+
+/// A link from one device to another, in one direction.
+pub trait DeviceLink: Send {
+    /// Whether both ends have begun it, so that tensors may be sent.
+    ///
+    /// # Errors
+    /// If it can never be used.
+    fn is_ready(&self) -> Result<bool, LinkError>;
+
+    /// Sends a tensor, and returns when the other end has it. False if no device of this kind holds
+    /// it.
+    ///
+    /// # Errors
+    /// If it was not sent. The link is of no further use.
+    ///
+    /// # Panics
+    /// If this is the receiver.
+    fn send(&self, tensor: &TensorHandle, is_over: &dyn Fn() -> bool) -> Result<bool, LinkError>;
+
+    /// Receives the next tensor that is sent, of `len` numbers.
+    ///
+    /// # Errors
+    /// If it was not received. The link is of no further use.
+    ///
+    /// # Panics
+    /// If this is the sender.
+    fn receive(&self, len: usize, is_over: &dyn Fn() -> bool) -> Result<TensorHandle, LinkError>;
+}
+
+/// The links of a device.
+struct CudaLinks<D: Device>(CudaBackend<D>);
+
+/// A link with the staging buffers that it receives into.
+struct CudaLink<D: Device> {
+    communicator: Communicator,
+    backend: CudaBackend<D>,
+}
+
+impl<D: Device> CudaBackend<D> {
+    /// What begins links of this device; `None` for one that NCCL does not know.
+    #[must_use]
+    pub fn links(&self) -> Option<Box<dyn DeviceLinks>> {
+        self.device().primary_context().ok()??;
+        Some(Box::new(CudaLinks(self.sibling())))
+    }
+}
+
+impl<D: Device> DeviceLinks for CudaLinks<D> {
+    fn begin(&self, end: LinkEnd, id: &CommunicatorId) -> Result<Box<dyn DeviceLink>, LinkError> {
+        let context = self.0.device().primary_context()?;
+        let context = context.expect("links are made of a device that has one");
+        let communicator = Communicator::begin(context, end, id)?;
+        Ok(Box::new(CudaLink { communicator, backend: self.0.sibling() }))
+    }
+}
+
+impl<D: Device> DeviceLink for CudaLink<D> {
+    fn is_ready(&self) -> Result<bool, LinkError> {
+        self.communicator.is_ready()
+    }
+
+    fn send(&self, tensor: &TensorHandle, is_over: &dyn Fn() -> bool) -> Result<bool, LinkError> {
+        assert_eq!(self.communicator.end, LinkEnd::Sender);
+        let exchange = |at, bytes| self.communicator.exchange(at, bytes, is_over);
+        staging::send_staged::<D>(tensor, exchange)
+    }
+
+    fn receive(&self, len: usize, is_over: &dyn Fn() -> bool) -> Result<TensorHandle, LinkError> {
+        assert_eq!(self.communicator.end, LinkEnd::Receiver);
+        let exchange = |at, bytes| self.communicator.exchange(at, bytes, is_over);
+        staging::receive_staged(&self.backend, len, exchange)
+    }
+}

@@ -1,0 +1,155 @@
+//! Tensors from one device to another by NCCL, with two threads as the two processes.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use zbelastic_emulator::{EmulatedLibrary, EmulatedToolkit, EmulatorSettings, ExecutionOrder};
+use zbelastic_kernels::cuda::cache::KernelCache;
+use zbelastic_kernels::cuda::nccl::{CommunicatorId, DeviceLink, LinkEnd, LinkError};
+use zbelastic_kernels::cuda::source::Precision;
+use zbelastic_kernels::cuda::{CudaBackend, CudaDevice, LibraryError};
+use zbelastic_kernels::{
+    BufferView, BufferViewMut, DeviceMemory, HostTensor, TensorHandle, TensorTransfer,
+};
+
+/// Backends of two devices; `None` and a printed line if there are not as many, or no NCCL.
+fn two_devices(precision: Precision) -> Option<[CudaBackend; 2]> {
+    let count = zbelastic_kernels::cuda::devices().map(|devices| devices.len()).unwrap_or(0);
+    if count < 2 {
+        println!("skipped: {count} devices, and two are needed");
+        return None;
+    }
+    if let Err(LinkError::Library(LibraryError::Missing { library })) = CommunicatorId::new() {
+        println!("skipped: {} is not there", library.file());
+        return None;
+    }
+    let cache = KernelCache::of_environment();
+    let open = |index| CudaDevice::open(index, precision, &cache).expect("a device").device;
+    Some([open(0), open(1)].map(CudaBackend::new))
+}
+
+/// A link, once both ends have begun it.
+fn link(of: &CudaBackend, end: LinkEnd, id: &CommunicatorId) -> Box<dyn DeviceLink> {
+    let link = of.links().expect("a device of NVIDIA's").begin(end, id).expect("a link");
+    while !link.is_ready().expect("the other end begins it, too") {
+        thread::yield_now();
+    }
+    link
+}
+
+/// Numbers of which none is that of another tensor, exact in bfloat16.
+fn numbers(tensor: u16, len: usize) -> Vec<f32> {
+    (0..len).map(|i| f32::from(tensor) + (i % 2) as f32 / 2.0).collect()
+}
+
+fn exported(backend: &CudaBackend, numbers: &[f32]) -> TensorHandle {
+    let mut rows = backend.allocate_rows(numbers.len()).expect("memory for a test");
+    backend.upload(numbers, BufferViewMut::new(&mut rows, 0..numbers.len()));
+    backend.export_tensor(BufferView::new(&rows, 0..numbers.len()))
+}
+
+/// The numbers of a tensor as a pass of this backend reads them.
+fn imported(backend: &CudaBackend, tensor: TensorHandle) -> Vec<f32> {
+    let len = tensor.len();
+    let mut rows = backend.allocate_rows(len).expect("memory for a test");
+    backend.import_tensor(tensor, BufferViewMut::new(&mut rows, 0..len)).expect("no fault");
+    backend.download(BufferView::new(&rows, 0..len))
+}
+
+/// More tensors than there are staging buffers, of two lengths, all held until the last has come.
+#[test]
+fn links_carry_tensors_from_device_to_device_in_order() {
+    const TENSORS: u16 = 70;
+    let len_of = |tensor: u16| if tensor.is_multiple_of(2) { 1000 } else { 33 };
+    let never = || false;
+    for precision in Precision::ALL {
+        let Some([sender, receiver]) = two_devices(precision) else { return };
+        let id = CommunicatorId::new().expect("NCCL");
+        thread::scope(|scope| {
+            let shared = &id;
+            scope.spawn(move || {
+                let link = link(&sender, LinkEnd::Sender, shared);
+                for tensor in 0..TENSORS {
+                    let handle = exported(&sender, &numbers(tensor, len_of(tensor)));
+                    assert_eq!(link.send(&handle, &never), Ok(true));
+                }
+                let of_host = TensorHandle::from(HostTensor::Floats(vec![1.0]));
+                assert_eq!(link.send(&of_host, &never), Ok(false), "no device holds it");
+            });
+            let link = link(&receiver, LinkEnd::Receiver, &id);
+            let arrived: Vec<TensorHandle> = (0..TENSORS)
+                .map(|tensor| link.receive(len_of(tensor), &never).expect("it is sent"))
+                .collect();
+            assert!(arrived[0].is_on_device());
+            assert!(arrived.iter().any(|tensor| !tensor.is_on_device()), "there are too many");
+            for (tensor, handle) in (0..).zip(arrived) {
+                let is_it = imported(&receiver, handle) == numbers(tensor, len_of(tensor));
+                assert!(is_it, "tensor {tensor}");
+            }
+        });
+    }
+}
+
+/// Neither end waits longer than its caller for one that never comes, and memory is free after it.
+#[test]
+fn links_are_given_up_by_either_end() {
+    let Some([sender, receiver]) = two_devices(Precision::F32) else { return };
+    let id = CommunicatorId::new().expect("NCCL");
+    let is_over = AtomicBool::new(false);
+    let over = || is_over.load(Ordering::SeqCst);
+    thread::scope(|scope| {
+        let (shared, over) = (&id, &over);
+        let sends = scope.spawn(move || {
+            let link = link(&sender, LinkEnd::Sender, shared);
+            let handle = exported(&sender, &numbers(1, 5000));
+            let sent = link.send(&handle, over);
+            assert_eq!(link.send(&handle, &|| false), Err(LinkError::Over), "it was aborted");
+            (sent, handle.into_floats())
+        });
+        let link = link(&receiver, LinkEnd::Receiver, &id);
+        is_over.store(true, Ordering::SeqCst);
+        let (sent, floats) = sends.join().expect("it ends");
+        assert_eq!(sent, Err(LinkError::Over), "nobody received it");
+        assert!(floats == Ok(numbers(1, 5000)), "it goes by way of the host");
+        let error = link.receive(5000, &|| false).err().expect("its sender is gone");
+        assert!(matches!(error, LinkError::Refused { .. }), "{error}");
+        assert_eq!(link.receive(5000, &|| false).err(), Some(LinkError::Over));
+        // One that was never begun at the other end.
+        let alone = CommunicatorId::new().expect("NCCL");
+        let links = receiver.links().expect("a device of NVIDIA's");
+        let begun = links.begin(LinkEnd::Receiver, &alone).expect("it does not wait");
+        assert_eq!(begun.is_ready(), Ok(false));
+    });
+}
+
+/// What NCCL refuses, several stages on one device: they go on by way of the host.
+#[test]
+fn links_within_a_device_are_refused() {
+    let Some([_, receiver]) = two_devices(Precision::F32) else { return };
+    let id = CommunicatorId::new().expect("NCCL");
+    let links = receiver.links().expect("a device of NVIDIA's");
+    let ends = [LinkEnd::Receiver, LinkEnd::Sender].map(|end| links.begin(end, &id));
+    let ends = ends.map(|begun| begun.expect("it does not wait"));
+    let refused = loop {
+        let states = [ends[0].is_ready(), ends[1].is_ready()];
+        assert!(!states.contains(&Ok(true)), "both are on one device");
+        if let Some(error) = states.into_iter().find_map(Result::err) {
+            break error;
+        }
+    };
+    assert!(matches!(refused, LinkError::Refused { .. }), "{refused}");
+}
+
+#[test]
+fn emulated_driver_has_links() {
+    if !EmulatedToolkit::is_possible() {
+        return;
+    }
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda");
+    let toolkit = EmulatedToolkit::new(&folder, &EmulatedLibrary::ALL).expect("a folder");
+    for order in [ExecutionOrder::Lazy, ExecutionOrder::Eager, ExecutionOrder::Random { seed: 3 }] {
+        let settings = EmulatorSettings { devices: 2, order, ..EmulatorSettings::DEFAULT };
+        toolkit.run_again(&["links_"], settings);
+    }
+}
