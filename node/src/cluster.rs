@@ -36,7 +36,6 @@ mod scrub;
 pub mod signals;
 mod solver;
 mod start;
-mod step_timings;
 pub mod stores;
 pub mod threads;
 mod violations;

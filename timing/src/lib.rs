@@ -14,6 +14,7 @@ pub mod layer_moves;
 mod measure;
 pub mod run_pace;
 mod slice_log;
+pub mod step_timings;
 pub mod trace;
 
 pub use arrivals::{ARRIVALS_REPORTED_MAX, ArrivalKind, MessageArrival};

@@ -14,17 +14,18 @@ use zbelastic_consensus::validation::{Seal, Turn};
 use zbelastic_planner::StepMeasurement;
 use zbelastic_schedule::Window;
 use zbelastic_trainer::model::{LayerSpec, LayerTimes};
+use zbelastic_trainer::plan::Plan;
 use zbelastic_types::{Bytes, Generation, NodeId, RunId, StageIndex, Step, TensorIndex};
 use zbelastic_wire::document::NamedJob;
 use zbelastic_wire::layer_bytes;
 
-use super::step_timings::StepTimings;
 use failures::FailureLog;
 use zbelastic_api::{EventKind, FailureStatus, HexDigest, MemberRole, VerdictWait};
 use zbelastic_api::{reason_text, rewind_text};
 use zbelastic_timing::checkpoint_times::CheckpointTimes;
 use zbelastic_timing::layer_moves::LayerMoves;
 use zbelastic_timing::run_pace::RunPace;
+use zbelastic_timing::step_timings::StepTimings;
 use zbelastic_timing::{BubbleShares, MeasuredSlice, MessageArrival};
 use zbelastic_wording::figures::tokens_per_s;
 
@@ -349,7 +350,9 @@ impl RunLog {
         self.generation = plan.generation;
         self.pace.note_plan(now);
         if let Some(facts) = &self.job {
-            self.step_timings.begin(&facts.job, plan);
+            let config = &facts.job.job.config;
+            let plan_of_record = Plan::of_record(plan, config.batch, config.memory.recomputed());
+            self.step_timings.begin(config.stage_setup(plan_of_record), plan);
         }
         self.failures.note_plan(plan.generation, self.bytes_floor);
         vec![EventKind::Plan {

@@ -7,16 +7,16 @@ use std::sync::Arc;
 use zbelastic_consensus::plan::PlanRecord;
 use zbelastic_consensus::validation::Turn;
 use zbelastic_planner::StepMeasurement;
-use zbelastic_timing::trace::trace;
-use zbelastic_timing::{
+use zbelastic_trainer::model::LayerTimes;
+use zbelastic_trainer::plan::class_costs;
+use zbelastic_trainer::stage::StageSetup;
+use zbelastic_types::{Generation, StageIndex, Step};
+
+use crate::trace::trace;
+use crate::{
     ARRIVALS_REPORTED_MAX, BubbleShares, MeasuredSlice, MessageArrival, RunTiming,
     SLICES_REPORTED_MAX,
 };
-use zbelastic_trainer::model::LayerTimes;
-use zbelastic_trainer::plan::{Plan, class_costs};
-use zbelastic_trainer::stage::StageSetup;
-use zbelastic_types::{Generation, StageIndex, Step};
-use zbelastic_wire::document::NamedJob;
 
 /// Operations of a program, over all stages, up to which its bubble is planned again at each step:
 /// to simulate so many takes a few milliseconds, and a leader has other work.
@@ -33,9 +33,9 @@ pub struct StepTimings {
 }
 
 impl StepTimings {
-    /// A plan begins: what was measured of the one before is dropped.
-    pub fn begin(&mut self, job: &NamedJob, plan: &PlanRecord) {
-        let timing = RunTiming::new(Arc::new(setup(job, plan)));
+    /// A plan of this run begins: what was measured of the one before is dropped.
+    pub fn begin(&mut self, setup: StageSetup, plan: &PlanRecord) {
+        let timing = RunTiming::new(Arc::new(setup));
         self.plan = Some((plan.generation, timing));
         self.stage_count = plan.stages.len() as u32;
         let op_count: usize = plan.program.stages.iter().map(Vec::len).sum();
@@ -116,12 +116,6 @@ impl std::fmt::Debug for StepTimings {
     }
 }
 
-/// The run under a plan, as far as its times depend on it.
-fn setup(job: &NamedJob, plan: &PlanRecord) -> StageSetup {
-    let config = &job.job.config;
-    config.stage_setup(Plan::of_record(plan, config.batch, config.memory.recomputed()))
-}
-
 #[cfg(test)]
 mod tests {
     use zbelastic_consensus::member::Holder;
@@ -129,12 +123,11 @@ mod tests {
     use zbelastic_schedule::{ScheduleKind, Window};
     use zbelastic_trainer::model::{LayerClass, LayerOp};
     use zbelastic_trainer::plan::{Plan, PlanRequest, ReplicaCount};
-    use zbelastic_types::{Attempt, Incarnation, NodeId, RunId};
-    use zbelastic_wire::document::{DataName, JobDocument};
+    use zbelastic_types::{Attempt, Incarnation, NodeId};
 
     use super::*;
+    use crate::ArrivalKind;
     use zbelastic_config::{RunConfig, load_document};
-    use zbelastic_timing::ArrivalKind;
 
     /// A plan of three stages.
     fn plan(config: &RunConfig) -> PlanRecord {
@@ -166,12 +159,11 @@ mod tests {
     }
 
     fn begun() -> (StepTimings, PlanRecord) {
-        let text = DataName::of(b"text");
         let config = load_document("test", "[model]\npreset = \"tiny\"\n").expect("legal").config;
         let plan = plan(&config);
-        let job = JobDocument::new("test".to_owned(), config, String::new(), text);
+        let setup = config.stage_setup(Plan::of_record(&plan, config.batch, config.memory.recomputed()));
         let mut timings = StepTimings::default();
-        timings.begin(&NamedJob { run: RunId(1), name: text.hash, job }, &plan);
+        timings.begin(setup, &plan);
         (timings, plan)
     }
 
