@@ -18,7 +18,7 @@ use rand_xoshiro::SplitMix64;
 use rand_xoshiro::rand_core::{Rng, SeedableRng};
 use zbelastic_api::client::ApiClient;
 use zbelastic_cli::exchange;
-use zbelastic_node::data_folder::NodeDataFolder;
+use zbelastic_node_folder::NodeDataFolder;
 
 /// Windows of each kind.
 const ROUNDS: u32 = 6;

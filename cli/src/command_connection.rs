@@ -12,7 +12,7 @@ use zbelastic_identity::{ClusterAuthority, Credentials, PeerRole, UnixSeconds, r
 use zbelastic_node::cluster::ADMIN_NODE;
 use zbelastic_node::cluster::node_record::NodeRecord;
 use zbelastic_node::cluster::threads::runtime;
-use zbelastic_node::data_folder::NodeDataFolder;
+use zbelastic_node_folder::NodeDataFolder;
 use zbelastic_transport::{AdminClient, ConnectError, DialProblem, RequestError};
 use zbelastic_types::ClusterId;
 use zbelastic_wire::{self as wire, NodeAnswer, NodeRequest};

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use zbelastic_identity::PeerRole;
 use zbelastic_node::cluster::node_record::NodeRecord;
-use zbelastic_node::data_folder::NodeDataFolder;
+use zbelastic_node_folder::NodeDataFolder;
 use zbelastic_wording::CommandFailure;
 
 use crate::args::PageArgs;

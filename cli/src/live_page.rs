@@ -13,7 +13,7 @@ use zbelastic_machine::background_thread::raise_niceness;
 use zbelastic_machine::name_resolver;
 use zbelastic_machine::own_address::reachable_addresses;
 use zbelastic_node::cluster::threads::runtime;
-use zbelastic_node::data_folder::NodeDataFolder;
+use zbelastic_node_folder::NodeDataFolder;
 use zbelastic_ui::{
     AccessPolicy, PageObserver, ServeError, TokenCheck, TokenRefusal, UiServer, UiSettings,
 };

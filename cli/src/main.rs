@@ -1,12 +1,14 @@
 //! Entry point of the binary `zbelastic`.
 
 use std::env;
+use std::error::Error;
 use std::io::{self, BufWriter, Write};
 use std::process::ExitCode;
 
 use zbelastic_cli::args::{Cli, CliCommand};
 use zbelastic_cli::{commands, membership, panics, train};
-use zbelastic_kernels::{InstructionSet, InstructionSetError};
+use zbelastic_kernels::InstructionSet;
+use zbelastic_machine::device_links;
 use zbelastic_wording::{CommandError, CommandFailure, FailureDetail};
 
 fn main() -> ExitCode {
@@ -17,16 +19,17 @@ fn main() -> ExitCode {
     }
 }
 
-/// Checks `ZBELASTIC_CPU` before anything computes.
-fn check_instructions() -> Result<(), CommandFailure> {
-    let wrong = |error: InstructionSetError| {
+/// Checks `ZBELASTIC_CPU` and `ZBELASTIC_NCCL` before anything computes.
+fn check_environment() -> Result<(), CommandFailure> {
+    let wrong = |error: &dyn Error| {
         CommandFailure::usage("the environment", vec![FailureDetail::new(error.to_string())])
     };
-    InstructionSet::of_environment().map(drop).map_err(wrong)
+    InstructionSet::of_environment().map_err(|error| wrong(&error))?;
+    device_links::are_enabled().map(drop).map_err(|error| wrong(&error))
 }
 
 fn run(cli: &Cli) -> Result<ExitCode, CommandError> {
-    check_instructions()?;
+    check_environment()?;
     let mut out = BufWriter::new(io::stdout().lock());
     match &cli.command {
         CliCommand::Schedule(command) => commands::schedule::run(command, &mut out)?,

@@ -28,7 +28,7 @@ use zbelastic_node::cluster::{
     ADMIN_NODE, FIRST_NODE, WorkerProfile, command_address, recovery, serve_controller,
     serve_worker,
 };
-use zbelastic_node::data_folder::{AdminFile, NodeDataFolder};
+use zbelastic_node_folder::{AdminFile, NodeDataFolder};
 use zbelastic_timing::unix_ms;
 use zbelastic_types::{ClusterId, NodeId};
 use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail};

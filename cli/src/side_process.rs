@@ -16,7 +16,7 @@ use zbelastic_node::cluster::membership_failure::{cannot_certify, cannot_keep};
 use zbelastic_node::cluster::node_record::NodeRecord;
 use zbelastic_node::cluster::signals::LIFELINE_VARIABLE;
 use zbelastic_node::cluster::{ADMIN_NODE, command_address};
-use zbelastic_node::data_folder::{AdminFile, NodeDataFolder};
+use zbelastic_node_folder::{AdminFile, NodeDataFolder};
 use zbelastic_wording::{CommandFailure, FailureCode};
 
 use crate::named_thread::spawn_named;

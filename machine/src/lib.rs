@@ -5,6 +5,7 @@ pub mod background_thread;
 pub mod data_fetch;
 pub mod data_file;
 pub mod device;
+pub mod device_links;
 mod device_selector;
 pub mod layer_snapshot;
 pub mod machine_id;

@@ -37,6 +37,7 @@ pub mod signals;
 mod solver;
 mod start;
 pub mod stores;
+mod tensor_links;
 pub mod threads;
 mod violations;
 mod worker;
@@ -49,7 +50,6 @@ use zbelastic_policy::{disk_space, keep_queue, keep_rule, piece_copies};
 use zbelastic_types::NodeId;
 use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail};
 
-use crate::data_folder::NodeDataFolder;
 use compute::WorkerDevice;
 use journal::LogEcho;
 use membership_failure::cannot_keep;
@@ -60,6 +60,7 @@ pub use scrub::last_scrub_pass;
 use start::{PreparedNode, run_controller, run_worker};
 pub use start::{SPEED_OF_A_THREAD, WorkerProfile};
 use threads::runtime;
+use zbelastic_node_folder::NodeDataFolder;
 
 /// The node that begins a cluster.
 pub const FIRST_NODE: NodeId = NodeId(1);

@@ -3,6 +3,4 @@
 //!
 //! It parses no command line and reads no configuration file: both are made values by `cli`.
 
-pub mod checked_json;
 pub mod cluster;
-pub mod data_folder;

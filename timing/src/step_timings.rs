@@ -161,7 +161,8 @@ mod tests {
     fn begun() -> (StepTimings, PlanRecord) {
         let config = load_document("test", "[model]\npreset = \"tiny\"\n").expect("legal").config;
         let plan = plan(&config);
-        let setup = config.stage_setup(Plan::of_record(&plan, config.batch, config.memory.recomputed()));
+        let setup =
+            config.stage_setup(Plan::of_record(&plan, config.batch, config.memory.recomputed()));
         let mut timings = StepTimings::default();
         timings.begin(setup, &plan);
         (timings, plan)

@@ -222,6 +222,14 @@ pub enum NodeMessage {
         /// Microseconds from the arrival to now.
         ago_us: u64,
     },
+    /// Between workers: the sender receives boundary tensors from device to device. A worker of an
+    /// earlier version does not know it and drops it.
+    Link {
+        /// The plan whose tensors they are.
+        generation: Generation,
+        /// The id of the communicator that both begin, as NCCL makes it.
+        id: Vec<u8>,
+    },
 }
 
 impl NodeMessage {
@@ -254,6 +262,7 @@ impl NodeMessage {
             | Self::Scrubbed(_)
             | Self::Peak { .. }
             | Self::MachinePeak { .. }
+            | Self::Link { .. }
             | Self::Authority(_) => None,
         }
     }

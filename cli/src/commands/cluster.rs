@@ -11,7 +11,7 @@ use zbelastic_api::{
     ApiRefusal, ApiRequest, ClusterInfo, FormatStatus, HexDigest, RotationProgress, RotationStatus,
     escape,
 };
-use zbelastic_node::data_folder::NodeDataFolder;
+use zbelastic_node_folder::NodeDataFolder;
 use zbelastic_types::Bytes;
 use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail, cannot_write};
 

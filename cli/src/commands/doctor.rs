@@ -27,7 +27,7 @@ use std::time::Instant;
 
 use zbelastic_identity::check_permissions;
 use zbelastic_machine::core_count;
-use zbelastic_node::data_folder::NodeDataFolder;
+use zbelastic_node_folder::NodeDataFolder;
 use zbelastic_wording::CommandError;
 
 use crate::args::DoctorArgs;

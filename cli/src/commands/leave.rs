@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use zbelastic_node::data_folder::NodeDataFolder;
+use zbelastic_node_folder::NodeDataFolder;
 use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail, duration_word};
 
 use crate::args::LeaveArgs;

@@ -12,7 +12,7 @@ use zbelastic_node::cluster::membership_failure::unreadable;
 use zbelastic_node::cluster::node_record::{NewNode, NodeRecord};
 use zbelastic_node::cluster::recovery::{self, CheckpointDocument};
 use zbelastic_node::cluster::stores::{StoreLocations, StoreOpenError};
-use zbelastic_node::data_folder::NodeDataFolder;
+use zbelastic_node_folder::NodeDataFolder;
 use zbelastic_timing::unix_ms;
 use zbelastic_types::{Bytes, ClusterId};
 use zbelastic_whole_file as whole_file;

@@ -11,7 +11,7 @@ use zbelastic_identity::{
 };
 use zbelastic_node::cluster::membership_failure::{cannot_join, cannot_keep};
 use zbelastic_node::cluster::threads::runtime;
-use zbelastic_node::data_folder::{AdminFile, NodeDataFolder};
+use zbelastic_node_folder::{AdminFile, NodeDataFolder};
 use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail};
 
 use super::{host_name, parse_token, resolve_all};

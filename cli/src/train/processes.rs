@@ -24,7 +24,7 @@ use zbelastic_api::{
     MemberState, RunStatus, StatusReport, TokenRequest, TokenRole, WrongState,
 };
 use zbelastic_local::coordinator::RunOutcome;
-use zbelastic_node::data_folder::NodeDataFolder;
+use zbelastic_node_folder::NodeDataFolder;
 use zbelastic_trainer::digest::StateDigest;
 use zbelastic_types::Bytes;
 use zbelastic_ui::PageObserver;

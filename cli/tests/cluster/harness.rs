@@ -12,7 +12,7 @@ use zbelastic_api::{
 };
 use zbelastic_chaos_processes::ports;
 use zbelastic_config::load_document;
-use zbelastic_node::data_folder::NodeDataFolder;
+use zbelastic_node_folder::NodeDataFolder;
 use zbelastic_types::Bytes;
 use zbelastic_wire::document::{DataName, JobDocument};
 

@@ -1,6 +1,7 @@
 //! Workers that join a cluster with a device each, as processes.
 
 use zbelastic_emulator::{EmulatedLibrary, EmulatorSettings, ExecutionOrder};
+use zbelastic_machine::device_links::NCCL_VARIABLE;
 
 use crate::harness::SpawnedCluster;
 use crate::{DriverSetup, RUN, digest, toolkit};
@@ -34,4 +35,43 @@ fn a_worker_whose_device_gives_up_leaves_and_no_bit_changes() {
     let status = cluster.status().expect("an answer");
     assert_eq!(status.failures.iter().filter(|failure| failure.name == "b").count(), 1);
     assert_eq!(cluster.ended("b"), Some(7), "it says that a resource is missing");
+}
+
+/// What a worker has written on standard error.
+fn log_of(cluster: &SpawnedCluster, name: &str) -> String {
+    let path = cluster.root.path().join(format!("{name}.log"));
+    std::fs::read_to_string(path).unwrap_or_default()
+}
+
+/// Workers with a device each send tensors from device to device; one that is killed in the middle of
+/// that takes nobody's state with it, and the links of the next plan carry the same bits.
+#[test]
+fn tensors_go_by_nccl_and_a_kill_changes_no_bit() {
+    let toml = RUN.replace("steps = 4", "steps = 40");
+    let Some(setup) = DriverSetup::new() else { return };
+    std::fs::write(setup.folder.path().join("run.toml"), &toml).expect("writable");
+    let expected =
+        digest(&mut setup.train(EmulatorSettings::DEFAULT, "--threads-only --workers 1"));
+    let text = std::fs::read(setup.folder.path().join("text")).expect("written above");
+    let mut cluster = SpawnedCluster::new();
+    let lazy =
+        EmulatorSettings { devices: 3, order: ExecutionOrder::Lazy, ..EmulatorSettings::DEFAULT };
+    cluster.variables = variables(lazy);
+    cluster.variables.push((NCCL_VARIABLE, "1".to_owned()));
+    for (index, name) in ["a", "b", "c"].into_iter().enumerate() {
+        cluster.join_with(name, &["--device", &format!("cuda:{index}")]);
+    }
+    cluster.wait("all workers", |cluster| (cluster.status()?.members.len() == 4).then_some(()));
+    cluster.submit(&toml, &text);
+    let sent = "are sent by NCCL";
+    let senders = |cluster: &SpawnedCluster, count| {
+        let found = ["a", "b", "c"].iter().filter(|name| log_of(cluster, name).contains(sent));
+        (found.count() >= count).then_some(())
+    };
+    cluster.wait("tensors that are sent by NCCL", |cluster| senders(cluster, 2));
+    let _killed = cluster.kill("b");
+    cluster.wait("steps of the plan without it", |cluster| (cluster.step()? > 30).then_some(()));
+    let again = |name| log_of(&cluster, name).matches(sent).count() >= 2;
+    assert!(again("a") || again("c"), "the plan of two has links, too");
+    assert_eq!(cluster.digest(40).to_string(), expected);
 }

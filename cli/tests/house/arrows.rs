@@ -35,6 +35,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
             "wording",
         ],
     ),
+    (NODE_FOLDER, &["checkpoint", "whole-file", "wording"]),
     (
         "config",
         &[
@@ -96,6 +97,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
             "identity",
             "kernels",
             "machine",
+            NODE_FOLDER,
             "planner",
             "policy",
             "preemption",
@@ -159,6 +161,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
             "machine",
             "mirror",
             "node",
+            NODE_FOLDER,
             "preemption",
             "remote",
             "schedule",
@@ -189,6 +192,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
             "machine",
             "mirror",
             "node",
+            NODE_FOLDER,
             "preemption",
             "schedule",
             "tokenizer",
@@ -205,6 +209,8 @@ pub const ARROWS: &[(&str, &[&str])] = &[
 /// The one package that nobody but tests may name, below the folder of those whose devices it
 /// stands for.
 pub const EMULATOR: &str = "emulator";
+/// The package of what lies where in a node's folder.
+pub const NODE_FOLDER: &str = "node-folder";
 /// The package that finds figures of other programs, for tests alone.
 pub const ORACLES: &str = "oracles";
 /// Packages that are for tests alone, and whose tests may name them. The tests of simulated clusters name

@@ -1,6 +1,6 @@
 //! The owners of outside crates.
 
-use super::arrows::{CHAOS_TESTS, EMULATOR, FUZZ, FUZZ_FOLDER, ORACLES};
+use super::arrows::{CHAOS_TESTS, EMULATOR, FUZZ, FUZZ_FOLDER, NODE_FOLDER, ORACLES};
 
 /// An outside crate and its owners.
 pub struct Fence {
@@ -36,6 +36,7 @@ pub const FENCES: &[Fence] = &[
             "config",
             "api",
             "machine",
+            NODE_FOLDER,
             "node",
             "cli",
         ],
@@ -51,6 +52,7 @@ pub const FENCES: &[Fence] = &[
             "data/src/",
             "api/src/",
             "machine/src/machine_id.rs",
+            "node-folder/src/checked_json.rs",
             "node/src/",
             "cli/src/commands/",
             "cli/src/tokenizer_encoder.rs",
@@ -207,14 +209,14 @@ pub const FENCES: &[Fence] = &[
     ),
     fence(
         "rustix",
-        &["whole-file", "checkpoint", "machine", "node", "chaos-processes", "cli"],
+        &["whole-file", "checkpoint", "machine", NODE_FOLDER, "node", "chaos-processes", "cli"],
         &[],
         &[
             "chaos-processes/src/system.rs",
             "checkpoint/src/direct.rs",
             "checkpoint/src/files/real.rs",
             "node/src/cluster/threads.rs",
-            "node/src/data_folder.rs",
+            "node-folder/src/lib.rs",
             "whole-file/src/",
             "machine/src/background_thread.rs",
             "machine/src/lib.rs",
@@ -243,6 +245,7 @@ pub const FENCES: &[Fence] = &[
             "api",
             "view",
             "wire",
+            NODE_FOLDER,
             "node",
             "bench",
             CHAOS_TESTS,
@@ -263,6 +266,7 @@ pub const FENCES: &[Fence] = &[
             "api",
             "view",
             "wire",
+            NODE_FOLDER,
             "node",
             "bench",
             CHAOS_TESTS,
@@ -280,6 +284,7 @@ pub const FENCES: &[Fence] = &[
             "api/src/",
             "view/src/",
             "wire/src/document.rs",
+            "node-folder/src/checked_json.rs",
             "node/src/",
             "cli/src/",
             "bench/src/",
@@ -310,6 +315,7 @@ pub const FENCES: &[Fence] = &[
             "mirror",
             "machine",
             "config",
+            NODE_FOLDER,
             "node",
             "bench",
             CHAOS_TESTS,
@@ -341,6 +347,7 @@ pub const FENCES: &[Fence] = &[
             "api",
             "ui",
             "wire",
+            NODE_FOLDER,
             "node",
             CHAOS_TESTS,
             "chaos-processes",

@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 136] = pages![
+const PAGES: [(&str, &str); 137] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -120,6 +120,7 @@ const PAGES: [(&str, &str); 136] = pages![
     "decisions/0099-bfloat16-on-processors.md",
     "decisions/0100-the-end-of-a-run.md",
     "decisions/0101-kernels-for-aarch64.md",
+    "decisions/0102-tensors-between-processes-by-nccl.md",
     "deploy.md",
     "deploy/container.md",
     "deploy/kubernetes.md",

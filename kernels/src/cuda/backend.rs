@@ -124,11 +124,6 @@ impl<D: Device> CudaBackend<D> {
         &self.device
     }
 
-    /// The staging buffers for incoming tensors.
-    pub(super) fn incoming_staging(&self) -> &StagingBufferPool<D> {
-        &self.staging_pools[1]
-    }
-
     pub(super) fn shared_fault(&self) -> Arc<OnceLock<DeviceFault>> {
         self.fault.clone()
     }

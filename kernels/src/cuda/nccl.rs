@@ -2,8 +2,8 @@
 //! direction.
 //!
 //! ```text
-//!   sender    wait for the tensor ─▶ ncclSend ──┐        wait ─▶ the staging buffer is free again
-//!   receiver                     ncclRecv ◀─────┘ wait ─▶ a tensor in a staging buffer
+//!   sender    wait for the tensor, announce it, ncclSend ──┐ wait ─▶ the staging buffer is free
+//!   receiver                                 ncclRecv ◀────┘ wait ─▶ a tensor in a staging buffer
 //! ```
 //!
 //! The receiver makes the id, has rank 0 and posts a receive for each tensor that was announced to
@@ -29,8 +29,9 @@ use super::device::{Device, DeviceAddress};
 use super::devices::check;
 use super::error::{DeviceFault, Library, LibraryError};
 use super::library::require;
-use super::staging;
+use super::staging::{self, StagingBufferPool};
 use super::streams::PrimaryContext;
+use crate::sizes::StagingReservation;
 use crate::tensor_handle::TensorHandle;
 
 /// The oldest version with all that is used here: 2.18.1, as NCCL counts.
@@ -300,15 +301,20 @@ pub trait DeviceLink: Send {
     /// If it can never be used.
     fn is_ready(&self) -> Result<bool, LinkError>;
 
-    /// Sends a tensor, and returns when the other end has it. False if no device of this kind holds
-    /// it.
+    /// Waits until a tensor is computed, announces it, sends it, and returns when the other end has
+    /// it. False, and nothing is announced, if no device of this kind holds it.
     ///
     /// # Errors
     /// If it was not sent. The link is of no further use.
     ///
     /// # Panics
     /// If this is the receiver.
-    fn send(&self, tensor: &TensorHandle, is_over: &dyn Fn() -> bool) -> Result<bool, LinkError>;
+    fn send(
+        &self,
+        tensor: &TensorHandle,
+        announce: &mut dyn FnMut(),
+        is_over: &dyn Fn() -> bool,
+    ) -> Result<bool, LinkError>;
 
     /// Receives the next tensor that is sent, of `len` numbers.
     ///
@@ -323,10 +329,12 @@ pub trait DeviceLink: Send {
 /// The links of a device.
 struct CudaLinks<D: Device>(CudaBackend<D>);
 
-/// A link with the staging buffers that it receives into.
+/// A link with the staging buffers that it receives into, which no plan has claimed: so many as are
+/// used in turn. What comes while none is free is received into pinned memory of the host.
 struct CudaLink<D: Device> {
     communicator: Communicator,
     backend: CudaBackend<D>,
+    pool: StagingBufferPool<D>,
 }
 
 impl<D: Device> CudaBackend<D> {
@@ -343,7 +351,8 @@ impl<D: Device> DeviceLinks for CudaLinks<D> {
         let context = self.0.device().primary_context()?;
         let context = context.expect("links are made of a device that has one");
         let communicator = Communicator::begin(context, end, id)?;
-        Ok(Box::new(CudaLink { communicator, backend: self.0.sibling() }))
+        let pool = StagingBufferPool::with_limit(StagingReservation::ROTATED);
+        Ok(Box::new(CudaLink { communicator, backend: self.0.sibling(), pool }))
     }
 }
 
@@ -352,15 +361,23 @@ impl<D: Device> DeviceLink for CudaLink<D> {
         self.communicator.is_ready()
     }
 
-    fn send(&self, tensor: &TensorHandle, is_over: &dyn Fn() -> bool) -> Result<bool, LinkError> {
+    fn send(
+        &self,
+        tensor: &TensorHandle,
+        announce: &mut dyn FnMut(),
+        is_over: &dyn Fn() -> bool,
+    ) -> Result<bool, LinkError> {
         assert_eq!(self.communicator.end, LinkEnd::Sender);
-        let exchange = |at, bytes| self.communicator.exchange(at, bytes, is_over);
+        let exchange = |at, bytes| {
+            announce();
+            self.communicator.exchange(at, bytes, is_over)
+        };
         staging::send_staged::<D>(tensor, exchange)
     }
 
     fn receive(&self, len: usize, is_over: &dyn Fn() -> bool) -> Result<TensorHandle, LinkError> {
         assert_eq!(self.communicator.end, LinkEnd::Receiver);
         let exchange = |at, bytes| self.communicator.exchange(at, bytes, is_over);
-        staging::receive_staged(&self.backend, len, exchange)
+        staging::receive_staged(&self.backend, &self.pool, len, exchange)
     }
 }

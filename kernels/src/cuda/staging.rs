@@ -18,8 +18,8 @@ use super::backend::CudaBackend;
 use super::device::{Device, DeviceAddress, Stream};
 use super::error::DeviceFault;
 use super::memory::{CudaBuffer, ElementType, RegionAllocator};
-use super::pinned::PinnedMemory;
 use super::nccl::LinkError;
+use super::pinned::PinnedMemory;
 use super::pinned_buffers::checked;
 use super::recorder::CommandRecorder;
 use super::transfer::{bytes_of, numbers_of};
@@ -62,9 +62,10 @@ impl<D: Device> Drop for StagingBuffer<D> {
     }
 }
 
-/// The staging buffers of a backend in one direction.
+/// The staging buffers of a backend in one direction, or of a link.
 pub(super) struct StagingBufferPool<D: Device> {
     made: Cell<usize>,
+    made_max: usize,
     /// The memory that a plan has counted for staging buffers. Nothing else is taken then.
     claimed: RefCell<Option<RegionAllocator<D>>>,
     free: RefCell<VecDeque<StagingBuffer<D>>>,
@@ -74,9 +75,15 @@ pub(super) struct StagingBufferPool<D: Device> {
 
 impl<D: Device> StagingBufferPool<D> {
     pub(super) fn new() -> Self {
-        let (return_sender, returned) = sync_channel(StagingReservation::COUNT_MAX);
+        Self::with_limit(StagingReservation::COUNT_MAX)
+    }
+
+    /// At most so many staging buffers.
+    pub(super) fn with_limit(made_max: usize) -> Self {
+        let (return_sender, returned) = sync_channel(made_max);
         Self {
             made: Cell::new(0),
+            made_max,
             claimed: RefCell::default(),
             free: RefCell::default(),
             returned,
@@ -120,7 +127,7 @@ impl<D: Device> StagingBufferPool<D> {
             free.iter().position(fits).and_then(|index| free.remove(index))
         };
         if free.iter().filter(|staging| fits(staging)).count() >= StagingReservation::ROTATED
-            || self.made.get() == StagingReservation::COUNT_MAX
+            || self.made.get() == self.made_max
         {
             return Ok(first(&mut free));
         }
@@ -274,13 +281,13 @@ pub(super) fn send_staged<D: Device>(
 /// A tensor of `len` numbers that `receive` fills, in a staging buffer; on the host if none is free.
 pub(super) fn receive_staged<D: Device>(
     backend: &CudaBackend<D>,
+    pool: &StagingBufferPool<D>,
     len: usize,
     receive: impl FnOnce(DeviceAddress, u64) -> Result<(), LinkError>,
 ) -> Result<TensorHandle, LinkError> {
     let device = backend.shared_device();
     let element = ElementType::Row;
     let bytes = element.bytes(device.precision()) * len as u64;
-    let pool = backend.incoming_staging();
     let Some(mut staging) = pool.acquire(backend, element, len)? else {
         let memory = PinnedMemory::new(device, bytes)?;
         receive(memory.at(0, bytes), bytes)?;

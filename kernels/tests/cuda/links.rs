@@ -72,10 +72,11 @@ fn links_carry_tensors_from_device_to_device_in_order() {
                 let link = link(&sender, LinkEnd::Sender, shared);
                 for tensor in 0..TENSORS {
                     let handle = exported(&sender, &numbers(tensor, len_of(tensor)));
-                    assert_eq!(link.send(&handle, &never), Ok(true));
+                    assert_eq!(link.send(&handle, &mut || (), &never), Ok(true));
                 }
                 let of_host = TensorHandle::from(HostTensor::Floats(vec![1.0]));
-                assert_eq!(link.send(&of_host, &never), Ok(false), "no device holds it");
+                let mut announce = || panic!("no device holds it");
+                assert_eq!(link.send(&of_host, &mut announce, &never), Ok(false));
             });
             let link = link(&receiver, LinkEnd::Receiver, &id);
             let arrived: Vec<TensorHandle> = (0..TENSORS)
@@ -103,8 +104,9 @@ fn links_are_given_up_by_either_end() {
         let sends = scope.spawn(move || {
             let link = link(&sender, LinkEnd::Sender, shared);
             let handle = exported(&sender, &numbers(1, 5000));
-            let sent = link.send(&handle, over);
-            assert_eq!(link.send(&handle, &|| false), Err(LinkError::Over), "it was aborted");
+            let sent = link.send(&handle, &mut || (), over);
+            let again = link.send(&handle, &mut || (), &|| false);
+            assert_eq!(again, Err(LinkError::Over), "it was aborted");
             (sent, handle.into_floats())
         });
         let link = link(&receiver, LinkEnd::Receiver, &id);

@@ -489,7 +489,7 @@ pub async fn collect_now(
 mod tests {
     use super::*;
     use crate::cluster::stores::StoreLocations;
-    use crate::data_folder::NodeDataFolder;
+    use zbelastic_node_folder::NodeDataFolder;
     use zbelastic_trainer::elastic::LayerImage;
     use zbelastic_types::{LayerId, RunId, Step};
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use zbelastic_config::ArithmeticConfig;
 use zbelastic_kernels::cuda::device::Device;
+use zbelastic_kernels::cuda::nccl::DeviceLinks;
 use zbelastic_kernels::cuda::{CudaBackend, CudaDevice, OpenError};
 use zbelastic_kernels::{CpuBackend, DeviceFault, Precision};
 use zbelastic_machine::{DeviceSelector, core_count, device};
@@ -28,6 +29,11 @@ pub trait WorkerDevice: Send + 'static {
     /// # Errors
     /// If it cannot be had.
     fn open(&self, arithmetic: ArithmeticConfig) -> Result<Self::Factory, WorkerDeviceError>;
+
+    /// What begins links of the open device with those of other workers; none for processors.
+    fn links(_: &Self::Factory) -> Option<Box<dyn DeviceLinks>> {
+        None
+    }
 }
 
 /// The processor's cores as a device.
@@ -98,6 +104,10 @@ where
         let opened =
             opened.map_err(|error| WorkerDeviceError::Open { device: self.name.clone(), error })?;
         Ok(SharedCudaFactory(CudaBackend::new(opened)))
+    }
+
+    fn links(factory: &SharedCudaFactory<D>) -> Option<Box<dyn DeviceLinks>> {
+        factory.0.links()
     }
 }
 

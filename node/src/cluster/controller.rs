@@ -404,6 +404,7 @@ impl ControllerNode {
             | NodeMessage::NotKept(_)
             | NodeMessage::Keeping(_)
             | NodeMessage::KeepingLeft { .. }
+            | NodeMessage::Link { .. }
             | NodeMessage::Exporting => {}
         }
     }

@@ -8,36 +8,33 @@
 //!                                          └─────────┘
 //! ```
 
+mod begin;
+
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
-use zbelastic_config::OffloadStore;
 use zbelastic_consensus::member::Holder;
-use zbelastic_consensus::session::WorkerEvent;
+use zbelastic_consensus::session::{WorkerCommand, WorkerEvent};
 use zbelastic_consensus::validation::Turn;
 use zbelastic_data::training_data::TrainingData;
-use zbelastic_kernels::HostThreads;
+use zbelastic_machine::device_links::{self, LinkInvitation, LinkReport};
 use zbelastic_machine::layer_snapshot::{LayerSnapshot, LayerSnapshots};
-use zbelastic_machine::second_store::FileSecondStore;
 use zbelastic_policy::tick::milliticks;
 use zbelastic_schedule::Op;
 use zbelastic_timing::{
     ARRIVALS_REPORTED_MAX, MeasuredSlice, MessageArrival, RunClock, SLICES_REPORTED_MAX,
     SliceActivity, SliceLog, TakenSlices,
 };
-use zbelastic_trainer::elastic::{BackendStageFactory, GRADIENT_FRAME_LIMITS, StashStoreFactory};
-use zbelastic_trainer::model::{LayerClock, LayerTimes, StageTimings};
+use zbelastic_trainer::elastic::BackendStageFactory;
+use zbelastic_trainer::model::{LayerTimes, StageTimings};
 use zbelastic_trainer::runtime::{
-    PeerBody, PeerFrame, RuntimeInput, RuntimeOutput, RuntimeSetup, StageRefusal, WorkerRuntime,
+    PeerBody, PeerFrame, RuntimeInput, RuntimeOutput, StageRefusal, WorkerRuntime,
 };
-use zbelastic_trainer::stage::{
-    EngineActivity, EngineProgress, InitialWeights, StageSetup, WaitReason,
-};
+use zbelastic_trainer::stage::{EngineActivity, EngineProgress, InitialWeights, WaitReason};
 use zbelastic_transport::FrameSender;
 use zbelastic_types::{Digest, Generation, LayerId, NodeId, Step};
 use zbelastic_wire::LayerMessage;
@@ -47,6 +44,8 @@ use zbelastic_wire::frames::{FrameAssembly, FramePiece};
 use super::compute::WorkerDevice;
 use super::device_error::WorkerDeviceError;
 use super::frame_dispatch::FrameDispatcher;
+use super::tensor_links::TensorLinks;
+use begin::{DeviceLinkPair, begin};
 use zbelastic_policy::device_gauge::DeviceGauge;
 
 /// Inputs that wait for the device at once: frames of a step, commands and reads. A plan has at
@@ -124,6 +123,15 @@ pub enum DeviceOutput {
     },
     /// How a step's time was spent here.
     StepTime(StepTime),
+    /// A worker is invited to send its tensors from device to device.
+    Invite {
+        /// The worker that sends tensors here.
+        to: NodeId,
+        /// The link that it is to begin.
+        invitation: LinkInvitation,
+    },
+    /// What is to be logged of a link.
+    Link(LinkReport),
     /// A stage was not run. The session has reported it to the cluster.
     StageRefused(StageRefusal),
     /// The device cannot be opened, or has failed.
@@ -175,6 +183,7 @@ pub enum DeviceRefusal {
 pub struct DeviceHandle {
     inbox: SyncSender<DeviceInput>,
     gauge: Arc<DeviceGauge>,
+    links: Option<TensorLinks>,
 }
 
 impl DeviceHandle {
@@ -191,6 +200,15 @@ impl DeviceHandle {
         let (outbox, outputs) = mpsc::channel(OUTBOX_MAX);
         let gauge = Arc::new(DeviceGauge::default());
         let shared_gauge = gauge.clone();
+        // A value that is neither 0 nor 1 is refused when the program begins.
+        let (links, link_sender) = match device_links::are_enabled() {
+            Ok(true) => {
+                let (links, sender) = TensorLinks::start(inbox.clone(), outbox.clone())?;
+                (Some(links), Some(sender))
+            }
+            Ok(false) | Err(_) => (None, None),
+        };
+        let shared_links = links.clone();
         // Made on its own thread: handles that a device makes need not move between threads.
         let begin = move || DeviceThread {
             inbox: inputs,
@@ -198,7 +216,9 @@ impl DeviceHandle {
                 frames,
                 outbox.clone(),
                 (worker_device.name(), snapshots.clone()),
+                link_sender,
             ),
+            links: shared_links,
             snapshots,
             worker_device,
             outbox,
@@ -213,7 +233,7 @@ impl DeviceHandle {
             clock: RunClock::of_day(),
         };
         thread::Builder::new().name("device".to_owned()).spawn(move || begin().run())?;
-        Ok((Self { inbox, gauge }, outputs))
+        Ok((Self { inbox, gauge, links }, outputs))
     }
 
     /// Sends an input to the device.
@@ -225,6 +245,11 @@ impl DeviceHandle {
             TrySendError::Full(_) => DeviceRefusal::Full,
             TrySendError::Disconnected(_) => DeviceRefusal::Gone,
         })
+    }
+
+    /// The links of the device with those of other workers, if there are to be any.
+    pub(super) fn links(&self) -> Option<&TensorLinks> {
+        self.links.as_ref()
     }
 
     /// The counters that the device thread updates.
@@ -242,6 +267,7 @@ struct DeviceThread<M: WorkerDevice> {
     inbox: Receiver<DeviceInput>,
     outbox: mpsc::Sender<DeviceOutput>,
     dispatcher: FrameDispatcher,
+    links: Option<TensorLinks>,
     /// Layers that are being written or copied ahead.
     snapshots: LayerSnapshots,
     gauge: Arc<DeviceGauge>,
@@ -395,13 +421,22 @@ impl<M: WorkerDevice> DeviceThread<M> {
             DeviceInput::Begin(job) => {
                 // The memory of the job before is released first: it may not suffice for both.
                 self.runtime = None;
+                self.set_links([None, None]);
                 self.corpus = Some(job.corpus.clone());
                 match begin(&self.worker_device, *job) {
-                    Ok(runtime) => self.runtime = Some(runtime),
+                    Ok((runtime, links)) => {
+                        self.runtime = Some(runtime);
+                        self.set_links(links);
+                    }
                     Err(error) => self.emit(DeviceOutput::Failed(error))?,
                 }
             }
             DeviceInput::Runtime(input) => {
+                if let (RuntimeInput::Command(WorkerCommand::Load(_)), Some(threads)) =
+                    (&input, &self.links)
+                {
+                    threads.wait_for_memory();
+                }
                 self.release_snapshots()?;
                 self.send_to_runtime(input)?;
             }
@@ -416,6 +451,12 @@ impl<M: WorkerDevice> DeviceThread<M> {
             }
         }
         Ok(())
+    }
+
+    fn set_links(&self, links: DeviceLinkPair) {
+        if let Some(threads) = &self.links {
+            threads.set_device(links);
+        }
     }
 
     /// Where a seal waits comes a COMMIT, which copies what a snapshot holds in memory. Moving
@@ -517,53 +558,4 @@ impl<M: WorkerDevice> DeviceThread<M> {
     fn emit(&self, output: DeviceOutput) -> Result<(), OutputsClosed> {
         self.outbox.blocking_send(output).map_err(|_| OutputsClosed)
     }
-}
-
-/// Second stores in files, each in a folder of its own: while a plan is loaded there may be two.
-fn file_stores(scratch: PathBuf) -> StashStoreFactory {
-    // The folder of a process that was killed. If it cannot be removed, that is reported when
-    // something is written.
-    drop(std::fs::remove_dir_all(&scratch));
-    let made = AtomicU64::new(0);
-    Box::new(move |bytes| {
-        let number = made.fetch_add(1, Ordering::Relaxed);
-        Box::new(FileSecondStore::new(scratch.join(number.to_string()), bytes))
-    })
-}
-
-/// The clock by which layers are timed.
-fn layer_clock() -> LayerClock {
-    let clock = RunClock::start();
-    Box::new(move || clock.now_us())
-}
-
-fn begin<M: WorkerDevice>(
-    worker_device: &M,
-    job: DeviceJob,
-) -> Result<DeviceRuntime<M>, WorkerDeviceError> {
-    let DeviceJob { document, corpus, weights, scratch } = job;
-    let config = &document.job.config;
-    let device = worker_device.open(config.arithmetic)?;
-    let model = BackendStageFactory {
-        model: config.model.clone(),
-        optimizer: config.optimizer.clone(),
-        step_count: config.steps,
-        weights: weights.clone(),
-        device,
-        host: HostThreads::new(worker_device.host_threads())?,
-        store: match config.memory.offload_store {
-            OffloadStore::Memory => None,
-            OffloadStore::File => Some(file_stores(scratch)),
-        },
-        clock: Some(layer_clock),
-    };
-    // Each plan that is loaded replaces this one, and adds up as this one does.
-    let plan = config.one_stage_plan();
-    let injections = document.job.injections.clone();
-    let stage = StageSetup { weights, injections, ..config.stage_setup(plan) };
-    Ok(WorkerRuntime::new(
-        RuntimeSetup { stage, gradient_limits: GRADIENT_FRAME_LIMITS },
-        model,
-        corpus,
-    ))
 }

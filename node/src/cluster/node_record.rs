@@ -11,8 +11,8 @@ use zbelastic_api::{ADDRESSES_MAX, MemberRole};
 use zbelastic_policy::member_addresses::ControllerAddresses;
 use zbelastic_types::{ClusterId, NodeId};
 
-use crate::checked_json::{self, CheckedError};
-use crate::data_folder::{AdminFile, NodeDataFolder};
+use zbelastic_node_folder::checked_json::{self, CheckedError};
+use zbelastic_node_folder::{AdminFile, NodeDataFolder};
 
 /// The file, beside the certificates.
 const FILE: &str = "node.json";

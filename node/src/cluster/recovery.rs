@@ -36,7 +36,7 @@ use super::membership_failure::{cannot_certify, cannot_keep, unreadable};
 use super::node_record::{NewNode, NodeRecord};
 use super::stores::StoreLocations;
 use super::{ADMIN_NODE, FIRST_NODE};
-use crate::data_folder::{AdminFile, NodeDataFolder};
+use zbelastic_node_folder::{AdminFile, NodeDataFolder};
 
 pub use changeover::finish;
 

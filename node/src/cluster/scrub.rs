@@ -23,8 +23,8 @@ use zbelastic_wire::PieceRef;
 
 use super::checkpoint_thread::{CheckpointThread, StoreEvent, StoreInUse};
 use super::piece_fetch::refetch_piece_of_any;
-use crate::checked_json;
-use crate::data_folder::NodeDataFolder;
+use zbelastic_node_folder::NodeDataFolder;
+use zbelastic_node_folder::checked_json;
 use zbelastic_policy::WorkCounter;
 
 /// From one chunk to the next. A disk reads a hundred times as much, so other readers are not

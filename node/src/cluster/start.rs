@@ -40,10 +40,10 @@ use super::recovery;
 use super::solver::SolverThread;
 use super::stores::{OpenStores, StoreLocations, StoreOpenError};
 use super::worker::{self, WorkerParts, WorkerSetup};
-use crate::data_folder::NodeDataFolder;
 use zbelastic_machine::machine_id::machine_number;
 use zbelastic_machine::own_address::reachable_addresses;
 use zbelastic_machine::peak_rates::PeakRatesByPrecision;
+use zbelastic_node_folder::NodeDataFolder;
 
 /// Writes that may be under way before a leader steps down, in ticks: disks of shared machines need
 /// their time.

@@ -24,8 +24,8 @@ use zbelastic_checkpoint::{CheckpointStoreError, SledStore};
 use zbelastic_policy::store_opening::StoreOpeningFault;
 use zbelastic_types::{ClusterId, NodeId};
 
-use crate::checked_json::{self, CheckedError};
-use crate::data_folder::NodeDataFolder;
+use zbelastic_node_folder::NodeDataFolder;
+use zbelastic_node_folder::checked_json::{self, CheckedError};
 
 /// The file that holds where the store was last.
 const FILE: &str = "store.json";

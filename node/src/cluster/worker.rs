@@ -14,13 +14,13 @@ mod certificate;
 mod commands;
 mod drain;
 mod job;
+mod lanes;
 mod layers;
 mod parts;
 mod pieces;
 mod ports;
 
 use std::path::PathBuf;
-use std::time::Instant;
 
 use bytes::Bytes;
 use tokio::sync::mpsc;
@@ -36,16 +36,15 @@ use zbelastic_machine::peak_rates::{PeakRates, PeakRatesByPrecision};
 use zbelastic_policy::trust::{ClaimContext, ClaimRefusal, check_claim};
 use zbelastic_preemption::NoticeReport;
 use zbelastic_trainer::runtime::RuntimeInput;
-use zbelastic_transport::{ControlKind, DialProblem, RequestReply, Transport, TransportEvent};
+use zbelastic_transport::{ControlKind, DialProblem, RequestReply, TransportEvent};
 use zbelastic_types::Bytes as ByteCount;
-use zbelastic_wire::frames::{IncomingFrame, incoming};
-use zbelastic_wire::{self as wire, BulkKey, NodeMessage, NodeRequest, StoreReferences};
+use zbelastic_wire::{self as wire, NodeMessage, NodeRequest, StoreReferences};
 
 use super::background::BackgroundTasks;
 use super::blob_registry::BlobRegistry;
 use super::checkpoint_thread::{StoreEvent, answer_collect};
 use super::compute::WorkerDevice;
-use super::device::{DeviceHandle, DeviceInput, DeviceOutput, StepTime};
+use super::device::{DeviceHandle, DeviceOutput, StepTime};
 use super::disk_space::{DiskSpaceChange, DiskSpaceWatch, NodeDisks};
 use super::journal::Journal;
 use super::node_record::NodeRecord;
@@ -58,6 +57,7 @@ use activity::WorkLog;
 use certificate::WorkerCertificate;
 use drain::{DrainAction, DrainWatch};
 use job::{ActiveJob, JobStore, WorkerJob, fetch_again};
+use lanes::connect_lanes;
 use layers::LayerExchange;
 pub use parts::{WorkerParts, WorkerSetup};
 use pieces::WorkerPieces;
@@ -131,26 +131,6 @@ pub async fn run<M: WorkerDevice>(
     Ok(worker.ports.exit.expect("looked at above"))
 }
 
-/// Frames go to the device on the thread that received them.
-fn connect_lanes(transport: &Transport, device: &DeviceHandle, blob_registry: &BlobRegistry) {
-    let to_device = device.clone();
-    transport.set_frame_sink(Box::new(move |frame| {
-        // A frame that cannot be decoded or accepted is dropped; a plan that misses it is given up
-        // and redone.
-        let input = match incoming(frame) {
-            Ok(IncomingFrame::Whole(frame)) => DeviceInput::Frame(frame, Instant::now()),
-            Ok(IncomingFrame::Piece(piece)) => DeviceInput::Piece(piece),
-            Err(_) => return,
-        };
-        let _ = to_device.send(input);
-    }));
-    let blob_registry = blob_registry.clone();
-    transport.set_bulk_source(Box::new(move |_, key| {
-        let key: BulkKey = wire::decode(key).ok()?;
-        blob_registry.find(&key)
-    }));
-}
-
 impl WorkerNode {
     fn new(
         setup: WorkerSetup,
@@ -204,6 +184,7 @@ impl WorkerNode {
         match event {
             TransportEvent::Up { peer, .. } => self.connections.note_up(peer.node),
             TransportEvent::Down { peer, reason } => {
+                self.interrupt_exchanges();
                 let exit = self.connections.note_down(peer, reason, &mut self.ports.journal);
                 self.pieces.note_holder_down(peer.node, &mut self.ports);
                 self.exit_if(exit);
@@ -304,6 +285,7 @@ impl WorkerNode {
                 fetch_again(name, vec![node], &self.ports.tasks);
             }
             NodeMessage::Exporting => self.ports.work_log.note_export(),
+            NodeMessage::Link { generation, id } => self.accept_link(from.node, (generation, id)),
             // For controllers.
             NodeMessage::SaveFailed(_)
             | NodeMessage::Took { .. }
@@ -344,6 +326,8 @@ impl WorkerNode {
                 self.ports.send_to_controllers(&NodeMessage::Evaluated { steps_done, loss });
             }
             DeviceOutput::StepTime(step) => report_step_time(step, &mut self.ports),
+            DeviceOutput::Invite { to, invitation } => self.invite(to, invitation),
+            DeviceOutput::Link(report) => self.log_link(report),
             DeviceOutput::StageRefused(refusal) => {
                 self.ports.journal.warn(format!("it does not run its stage: {refusal}"));
             }

@@ -5,8 +5,9 @@ use std::fmt;
 use zbelastic_transport::FrameClass;
 
 use super::{
-    BOUNDARIES, BOUNDARIES_END, GRADIENTS, GRADIENTS_END, HALVES, HALVES_END, KIND_BITS,
-    LAYER_PIECES_MAX, PARTIAL_EXCHANGES, PARTIAL_PIECES_MAX, PARTIALS, UPDATES,
+    ANNOUNCED, ANNOUNCED_END, BOUNDARIES, BOUNDARIES_END, GRADIENTS, GRADIENTS_END, HALVES,
+    HALVES_END, KIND_BITS, LAYER_PIECES_MAX, PARTIAL_EXCHANGES, PARTIAL_PIECES_MAX, PARTIALS,
+    UPDATES,
 };
 
 /// What a class is, in words.
@@ -40,7 +41,14 @@ impl fmt::Display for FrameClassName {
             HALVES..HALVES_END => {
                 write!(f, "a boundary tensor of slice {} in bfloat16", kind - HALVES)?;
             }
-            0 | BOUNDARIES_END..HALVES | HALVES_END..GRADIENTS | GRADIENTS_END..UPDATES => {
+            ANNOUNCED..ANNOUNCED_END => {
+                write!(f, "an announcement of a tensor of slice {}", kind - ANNOUNCED)?;
+            }
+            0
+            | BOUNDARIES_END..HALVES
+            | HALVES_END..ANNOUNCED
+            | ANNOUNCED_END..GRADIENTS
+            | GRADIENTS_END..UPDATES => {
                 return write!(f, "an unknown class {}", self.0.0);
             }
         }

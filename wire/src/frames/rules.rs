@@ -63,6 +63,8 @@ impl FrameExpectations<'_> {
                         TensorFrameKind::Halves(*slice).of(now),
                         vec![pairs],
                     )?;
+                    let announced = TensorFrameKind::Announced(*slice).of(now);
+                    rules.allow(holder.node, announced, Vec::new())?;
                 }
                 rules.allow(holder.node, TensorFrameKind::Prefix.of(now), Vec::new())?;
                 rules.allow(holder.node, TensorFrameKind::Receipt.of(now), Vec::new())?;

@@ -253,6 +253,39 @@ fn boundary_tensors_in_bfloat16_travel_two_in_a_float() {
     assert_eq!(fault.to_string(), "a frame of 3 pairs of numbers, its head says 4");
 }
 
+#[test]
+fn a_tensor_that_is_announced_becomes_the_frame_it_was() {
+    let plan = plan();
+    let rules = rules(&config(), &plan).expect("short enough");
+    let (mode, flow, pass) = (PassMode::Training, Flow::Forward, Pass::new(1, 3));
+    let body = |tensor| PeerBody::Frame(Frame { turn: turn(), mode, flow, pass, tensor });
+    let frame = PeerFrame {
+        generation: GENERATION,
+        sender: holder(1),
+        body: body(TensorHandle::from(vec![1.0, 2.0])),
+    };
+    let sent = AnnouncedTensor::of(&frame).expect("a boundary tensor");
+    let frame = sent.frame();
+    assert!(frame.parts().is_empty(), "its numbers go another way");
+    let Ok(IncomingFrame::Announced(found)) = incoming(arrive(&frame, &rules)) else {
+        panic!("an announcement")
+    };
+    assert_eq!((*found, found.len()), (sent, 2));
+    let PeerBody::Frame(arrived) = found.arrived(vec![1.0, 2.0].into()).body else {
+        panic!("a boundary tensor")
+    };
+    assert_eq!(
+        (arrived.turn, arrived.mode, arrived.flow, arrived.pass),
+        (turn(), mode, flow, pass)
+    );
+    let request = PeerFrame {
+        generation: GENERATION,
+        sender: holder(1),
+        body: PeerBody::Fetch { layer: LayerId(0), version: Step(1) },
+    };
+    assert_eq!(AnnouncedTensor::of(&request), None);
+}
+
 /// What a configuration that got past its own check would meet.
 #[test]
 fn a_head_has_an_end_and_nothing_behind_it() {
@@ -410,7 +443,12 @@ fn every_frame_of_a_large_plan_has_a_class_of_its_own() {
     });
     let gradients = (0..GRADIENT_FRAMES_MAX).map(TensorFrameKind::Gradients);
     let slices = (0..BOUNDARIES_MAX).flat_map(|slice| {
-        [TensorFrameKind::Boundary(SliceIndex(slice)), TensorFrameKind::Halves(SliceIndex(slice))]
+        let slice = SliceIndex(slice);
+        [
+            TensorFrameKind::Boundary(slice),
+            TensorFrameKind::Halves(slice),
+            TensorFrameKind::Announced(slice),
+        ]
     });
     let others = [TensorFrameKind::Prefix, TensorFrameKind::Receipt].into_iter();
     let kinds = partials.chain(updates).chain(gradients).chain(slices).chain(others);

@@ -11,7 +11,7 @@ use zbelastic_config::{ConfigValue, NODES_MAX, load_document, parse_injections, 
 use zbelastic_consensus::codec::decode as decode_form;
 use zbelastic_machine::{DeviceList, DeviceSelector};
 use zbelastic_node::cluster::node_record::NodeRecord;
-use zbelastic_node::data_folder::NodeDataFolder;
+use zbelastic_node_folder::NodeDataFolder;
 use zbelastic_preemption::{MetadataUrl, NoticeSource};
 use zbelastic_transport::{FrameClass, FramePart, ReceivedFrame};
 use zbelastic_wire::document::JobDocument;
@@ -97,6 +97,7 @@ pub fn worker_frames(bytes: &[u8]) -> DecodeOutcome {
                 is_taken = true;
             }
             Ok(IncomingFrame::Piece(piece)) => drop(assembly.push(*piece)),
+            Ok(IncomingFrame::Announced(tensor)) => assert_eq!(tensor.sender.node, SENDER.node),
             Err(fault) => drop(fault.to_string()),
         }
     }

@@ -16,7 +16,7 @@ use zbelastic_kernels::cuda::{self, DeviceProbe, DeviceProperties, probe};
 use zbelastic_kernels::{InstructionSet, Precision};
 use zbelastic_machine::{DeviceSelector, kernels_text, kibibytes_of, product_share};
 use zbelastic_node::cluster::last_scrub_pass;
-use zbelastic_node::data_folder::NodeDataFolder;
+use zbelastic_node_folder::NodeDataFolder;
 use zbelastic_types::Bytes;
 
 use super::facts::{

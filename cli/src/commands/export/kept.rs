@@ -4,7 +4,7 @@
 use zbelastic_checkpoint::Manifest;
 use zbelastic_config::load_recorded;
 use zbelastic_kernels::HostFloats;
-use zbelastic_node::data_folder::NodeDataFolder;
+use zbelastic_node_folder::NodeDataFolder;
 use zbelastic_trainer::model::{ModelConfig, model_layers};
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 

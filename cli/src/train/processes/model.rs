@@ -8,7 +8,7 @@ use std::thread::{self, JoinHandle};
 use zbelastic_api::CheckpointDetail;
 use zbelastic_api::client::ApiClient;
 use zbelastic_kernels::HostFloats;
-use zbelastic_node::data_folder::NodeDataFolder;
+use zbelastic_node_folder::NodeDataFolder;
 use zbelastic_trainer::model::ModelConfig;
 use zbelastic_wording::{CommandFailure, FailureCode};
 

@@ -179,7 +179,9 @@ impl EmulatedMachine {
             }
             let first = self.streams[&target.stream].waiting.front();
             let Some(StreamWork::Wait { stream, position }) = first else {
-                unreachable!("a stream that does not go on waits for another, and for no other rank")
+                unreachable!(
+                    "a stream that does not go on waits for another, and for no other rank"
+                )
             };
             self.run_until(StreamPosition { stream: *stream, position: *position });
         }

@@ -74,7 +74,7 @@ mod tests {
     use super::*;
     use crate::cluster::checkpoint_thread::{CheckpointThread, collect_now};
     use crate::cluster::stores::{OpenStores, StoreLocations};
-    use crate::data_folder::NodeDataFolder;
+    use zbelastic_node_folder::NodeDataFolder;
 
     #[test]
     fn a_store_that_was_put_aside_goes_when_newer_checkpoints_have_replaced_its_own() {

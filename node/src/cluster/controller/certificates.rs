@@ -17,7 +17,7 @@ use super::ports::{ControllerCompletion, ControllerPorts, ControllerTasks};
 use crate::cluster::authority::{CredentialsChange, CredentialsWritten, OwnCredentials, warn_of};
 use crate::cluster::journal::Journal;
 use crate::cluster::renewal::renew_admin_if_due;
-use crate::data_folder::NodeDataFolder;
+use zbelastic_node_folder::NodeDataFolder;
 
 /// The authority of a controller, its own certificate, and when that is renewed.
 pub(super) struct ControllerCertificates {

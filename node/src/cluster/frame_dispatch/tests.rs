@@ -93,7 +93,7 @@ fn dispatcher() -> (FrameDispatcher<RecordingCarrier>, Receiver<f32>, mpsc::Rece
     let (sender, carried) = channel();
     let (outbox, outputs) = mpsc::channel(1);
     let device = ("cuda:7".to_owned(), LayerSnapshots::new("unused".into(), Bytes(0)));
-    (FrameDispatcher::new(RecordingCarrier(sender), outbox, device), carried, outputs)
+    (FrameDispatcher::new(RecordingCarrier(sender), outbox, device, None), carried, outputs)
 }
 
 fn send(dispatcher: &mut FrameDispatcher<RecordingCarrier>, tensor: TensorHandle) -> bool {
@@ -226,7 +226,7 @@ fn to_a_follower_gradients_of_two_turns_wait_for_space_and_half_of_those_of_a_th
     let (sender, carried) = sync_channel(0);
     let (outbox, _outputs) = mpsc::channel(1);
     let device = ("cpu".to_owned(), LayerSnapshots::new("unused".into(), Bytes(0)));
-    let mut dispatcher = FrameDispatcher::new(FullCarrier(sender), outbox, device);
+    let mut dispatcher = FrameDispatcher::new(FullCarrier(sender), outbox, device, None);
     let mut send = |step: u64| {
         let turn = Turn { step: Step(step), ..turn() };
         let gradient = |layer| {
@@ -251,7 +251,7 @@ fn a_layer_in_training_is_offered_as_a_snapshot_that_leaves_memory_and_one_of_a_
     let (sender, _carried) = channel();
     let (outbox, mut outputs) = mpsc::channel(1);
     let device = ("cpu".to_owned(), snapshots.clone());
-    let mut dispatcher = FrameDispatcher::new(RecordingCarrier(sender), outbox, device);
+    let mut dispatcher = FrameDispatcher::new(RecordingCarrier(sender), outbox, device, None);
     let floats = || HostFloats::zeroed(5).expect("bytes");
     let layer = LayerId(3);
     let image = LayerImage { layer, version: Step(0), w: floats(), m: floats(), v: floats() };

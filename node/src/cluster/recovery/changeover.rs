@@ -18,8 +18,8 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use zbelastic_wording::{CommandFailure, FailureCode, cannot_write};
 
-use crate::checked_json::{self, CheckedError, CheckedObject};
-use crate::data_folder::NodeDataFolder;
+use zbelastic_node_folder::NodeDataFolder;
+use zbelastic_node_folder::checked_json::{self, CheckedError, CheckedObject};
 
 /// Where the new files are written.
 const PART: &str = "recovery.part";

@@ -86,10 +86,12 @@ impl WorkerNode {
             WorkerCommand::EndLife
             | WorkerCommand::Forget
             | WorkerCommand::Stop
-            | WorkerCommand::Save { .. }
             | WorkerCommand::Rewind
-            | WorkerCommand::Release
             | WorkerCommand::TakeInventory { .. } => {
+                self.interrupt_exchanges();
+                self.ports.send_to_device(RuntimeInput::Command(command));
+            }
+            WorkerCommand::Save { .. } | WorkerCommand::Release => {
                 self.ports.send_to_device(RuntimeInput::Command(command));
             }
         }

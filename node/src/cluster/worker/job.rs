@@ -14,7 +14,7 @@ use zbelastic_data::training_data::TrainingData;
 use zbelastic_policy::roster::Roster;
 use zbelastic_trainer::elastic::{StateLen, image_bytes};
 use zbelastic_trainer::model::{LayerSpec, model_layers};
-use zbelastic_types::{ClusterId, Digest, LayerId, NodeId, RunId, Step};
+use zbelastic_types::{ClusterId, Digest, Generation, LayerId, NodeId, RunId, Step};
 use zbelastic_wire::NodeMessage;
 use zbelastic_wire::document::{DataName, JobDocument, NamedJob};
 use zbelastic_wire::frames::FrameExpectations;
@@ -60,6 +60,13 @@ impl ActiveJob {
     /// Pieces of a checkpoint that other nodes are to have beside this one.
     pub(super) fn copies(&self) -> usize {
         self.document.job.config.checkpoint.copies as usize
+    }
+
+    /// Whether a node has a stage of the plan of this number, which is the one in force.
+    pub(super) fn has_stage_at(&self, node: NodeId, generation: Generation) -> bool {
+        self.plan.as_ref().is_some_and(|plan| {
+            plan.generation == generation && plan.stages.iter().any(|holder| holder.node == node)
+        })
     }
 
     /// The type of products' factors.
@@ -293,6 +300,11 @@ impl WorkerJob {
     /// longer sent to workers that were not connected.
     pub(super) fn set_plan(&mut self, plan: Arc<PlanRecord>, ports: &mut WorkerPorts) {
         let Some(job) = self.active_mut() else { return };
+        if let Some(links) = ports.device.links() {
+            let config = &job.document.job.config;
+            let tensor_len_max = config.batch.microbatch.rows() * config.model.width as usize;
+            links.gauge().begin_plan(plan.generation, tensor_len_max);
+        }
         job.plan = Some(plan);
         job.precopy = None;
         ports.tasks.transport().discard_held_frames();

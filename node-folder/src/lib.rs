@@ -12,6 +12,8 @@
 //! A folder belongs to one process at a time. The lock is the system's, so that of a process that
 //! was killed does not stay.
 
+pub mod checked_json;
+
 use std::env;
 use std::fs::{self, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek};
@@ -22,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use zbelastic_checkpoint::FolderError;
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail, cannot_write};
 
-use crate::checked_json::{self, CheckedError};
+use checked_json::CheckedError;
 
 /// The folder where neither a flag nor the environment names one.
 const FOLDER_DEFAULT: &str = ".zbelastic";
