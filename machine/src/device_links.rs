@@ -113,6 +113,7 @@ enum PeerLink {
 
 /// The links of a device in one direction.
 struct Links {
+    end: LinkEnd,
     device: Option<Box<dyn DeviceLinks>>,
     links: BTreeMap<NodeId, (Generation, PeerLink)>,
     gauge: Arc<ExchangeGauge>,
@@ -120,8 +121,8 @@ struct Links {
 }
 
 impl Links {
-    fn new(gauge: Arc<ExchangeGauge>) -> Self {
-        Self { device: None, links: BTreeMap::new(), gauge, reports: Vec::new() }
+    fn new(end: LinkEnd, gauge: Arc<ExchangeGauge>) -> Self {
+        Self { end, device: None, links: BTreeMap::new(), gauge, reports: Vec::new() }
     }
 
     /// A job begins on another device, or none: the links of the one before are over.
@@ -140,7 +141,6 @@ impl Links {
     fn begin(
         &mut self,
         (peer, generation): (NodeId, Generation),
-        end: LinkEnd,
         id: impl FnOnce() -> Result<CommunicatorId, LinkError>,
     ) -> Option<CommunicatorId> {
         self.drop_stale();
@@ -148,7 +148,7 @@ impl Links {
         if self.links.contains_key(&peer) || !self.gauge.is_current(generation) {
             return None;
         }
-        let begun = id().and_then(|id| Ok((device.begin(end, &id)?, id)));
+        let begun = id().and_then(|id| Ok((device.begin(self.end, &id)?, id)));
         let (link, id) = match begun {
             Ok((link, id)) => (PeerLink::Begun(link), Some(id)),
             Err(error) => {
@@ -184,6 +184,9 @@ impl Links {
                     if let PeerLink::Begun(begun) = std::mem::replace(link, PeerLink::Failed) {
                         *link = PeerLink::Ready(begun);
                     }
+                    if self.end == LinkEnd::Sender {
+                        self.reports.push(LinkReport::Ready { to: peer });
+                    }
                 }
             }
         }
@@ -201,7 +204,7 @@ impl OutgoingLinks {
     /// No links yet.
     #[must_use]
     pub fn new(gauge: Arc<ExchangeGauge>) -> Self {
-        Self(Links::new(gauge))
+        Self(Links::new(LinkEnd::Sender, gauge))
     }
 
     /// A job begins on another device, or on none.
@@ -212,7 +215,7 @@ impl OutgoingLinks {
     /// A receiver invites to a link.
     pub fn accept(&mut self, from: NodeId, invitation: LinkInvitation) {
         let LinkInvitation { generation, id } = invitation;
-        let _begun = self.0.begin((from, generation), LinkEnd::Sender, || Ok(id));
+        let _begun = self.0.begin((from, generation), || Ok(id));
     }
 
     /// Sends a tensor by the link with a peer, after `announce` has announced it there. False if it
@@ -224,7 +227,6 @@ impl OutgoingLinks {
         mut announce: impl FnMut(),
     ) -> bool {
         self.0.drop_stale();
-        let was_ready = matches!(self.0.links.get(&to), Some((_, PeerLink::Ready(_))));
         let gauge = self.0.gauge.clone();
         let Some(link) = self.0.ready(to, generation).filter(|_| tensor.is_on_device()) else {
             return false;
@@ -234,12 +236,7 @@ impl OutgoingLinks {
             !gauge.is_current(generation) || gauge.interruptions.load(Ordering::Acquire) != begun
         };
         match link.send(tensor, &mut announce, &is_over) {
-            Ok(is_sent) => {
-                if !was_ready {
-                    self.0.reports.push(LinkReport::Ready { to });
-                }
-                is_sent
-            }
+            Ok(is_sent) => is_sent,
             Err(error) => {
                 self.0.fail(to, error);
                 false
@@ -260,7 +257,7 @@ impl IncomingLinks {
     /// No links yet.
     #[must_use]
     pub fn new(gauge: Arc<ExchangeGauge>) -> Self {
-        Self(Links::new(gauge))
+        Self(Links::new(LinkEnd::Receiver, gauge))
     }
 
     /// A job begins on another device, or on none.
@@ -271,7 +268,7 @@ impl IncomingLinks {
     /// A tensor of a peer came by way of the host: the invitation to send it, if there was none
     /// under this plan.
     pub fn invite(&mut self, peer: NodeId, generation: Generation) -> Option<LinkInvitation> {
-        let id = self.0.begin((peer, generation), LinkEnd::Receiver, CommunicatorId::new)?;
+        let id = self.0.begin((peer, generation), CommunicatorId::new)?;
         Some(LinkInvitation { generation, id })
     }
 
@@ -445,7 +442,7 @@ mod tests {
         links.accept(PEER, invitation(PLAN));
         assert_eq!(send(&mut links, &on_device()), (false, false));
         let failed = LinkReport::Failed { peer: PEER, error: refused() };
-        assert_eq!(links.take_reports(), [failed]);
+        assert_eq!(links.take_reports(), [LinkReport::Ready { to: PEER }, failed]);
         gauge.begin_plan(Generation(4), 10);
         links.accept(PEER, invitation(Generation(4)));
         assert!(links.send((PEER, Generation(4)), &on_device(), || ()));
@@ -472,7 +469,7 @@ mod tests {
         let mut links = IncomingLinks::new(gauge.clone());
         links.set_device(Some(Box::new(FakeLinks(device.clone()))));
         assert!(links.receive((PEER, PLAN), 5).is_none(), "it was not invited");
-        let begun = links.0.begin((PEER, PLAN), LinkEnd::Receiver, || Ok(CommunicatorId([0; 128])));
+        let begun = links.0.begin((PEER, PLAN), || Ok(CommunicatorId([0; 128])));
         assert!(begun.is_some());
         *device.is_ready.lock().expect("one test") = Some(LinkError::Over);
         assert!(links.advance(), "the sender has not begun it");
