@@ -2,28 +2,36 @@
 //! given up.
 //!
 //! ```text
-//!   receiver                                     sender
-//!   a boundary tensor comes by way of the host ◀──  (no link yet)
-//!   begins a link, invites the sender        ──▶  begins its end
-//!                                            ◀──  announces a tensor, sends it
+//!   receiver                                       sender
+//!   a tensor comes by way of the host          ◀──  (no link yet)
+//!   begins its end                   ── Invite ──▶  begins its end
+//!   posts a receive                 ◀── Announced ─ sends the tensor, keeps it
+//!   passes the tensor on           ── Received ──▶  drops it
+//!   either end fails, or is to stop:  Ended ─────▶  drops the link; a tensor that was sent and is not
+//!                                                   received goes by way of the host
 //! ```
 //!
-//! A link is of one plan and one peer. One that fails is not begun again under that plan: its
-//! tensors go by way of the host, as all do where there is no link. Exchanges under way end with
-//! their plan ([`ExchangeGauge`]).
+//! A link is of one plan and one peer. One that fails is not begun again under that plan: its tensors
+//! go by way of the host, as all do where there is no link. Announcements are numbered, so that a
+//! receive is never matched with another tensor than its own. That a send is complete at its end
+//! says nothing of the other one, so a tensor is kept until it was received; and since an abort may
+//! not be noticed, both ends say that they give up.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ffi::OsStr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use zbelastic_kernels::TensorHandle;
-use zbelastic_kernels::cuda::nccl::{CommunicatorId, DeviceLink, DeviceLinks, LinkEnd, LinkError};
+use zbelastic_kernels::cuda::nccl::{
+    CommunicatorId, DeviceLink, DeviceLinks, ExchangeState, LinkEnd, LinkError,
+};
 use zbelastic_types::{Generation, NodeId};
 
 /// Whether boundary tensors between devices of different processes go by NCCL: `1`, or `0`, which it
 /// is if it is not set.
 pub const NCCL_VARIABLE: &str = "ZBELASTIC_NCCL";
+/// Tensors that come by way of the host before a receiver gives a link up that its peer does not
+/// begin: more than a step has of most peers.
+const UNANSWERED_MAX: u32 = 1000;
 
 /// [`NCCL_VARIABLE`] is neither `0` nor `1`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -49,41 +57,37 @@ fn is_on(found: &OsStr) -> Result<bool, NcclVariableError> {
     }
 }
 
-/// What ends exchanges under way. The event loop writes it; threads that poll exchanges read it.
-#[derive(Debug, Default)]
-pub struct ExchangeGauge {
-    generation: AtomicU64,
-    /// Numbers of the longest boundary tensor of the plan.
-    len_max: AtomicU64,
-    interruptions: AtomicU64,
+/// A message from one end of a link to the other. `T` says which tensor is sent.
+#[derive(Clone, Debug, PartialEq)]
+pub enum LinkMessage<T> {
+    /// From the receiver: the sender is to begin its end.
+    Invite(CommunicatorId),
+    /// From the sender: this tensor is sent now.
+    Announced {
+        /// Its number among those of the link, counted from 0.
+        number: u32,
+        /// Its length in numbers.
+        len: u32,
+        /// The tensor.
+        tensor: T,
+    },
+    /// From the receiver: the tensor of this number has come.
+    Received(u32),
+    /// From this end: the link is over under its plan.
+    Ended(LinkEnd),
 }
 
-impl ExchangeGauge {
-    /// A plan with boundary tensors of at most `len_max` numbers is loaded: exchanges of other plans
-    /// are over.
-    pub fn begin_plan(&self, generation: Generation, len_max: usize) {
-        self.len_max.store(len_max as u64, Ordering::Release);
-        self.generation.store(generation.0, Ordering::Release);
-    }
-
-    /// Sends under way go by way of the host: a peer may be gone, or the device thread is needed and
-    /// may wait for them.
-    pub fn interrupt(&self) {
-        self.interruptions.fetch_add(1, Ordering::AcqRel);
-    }
-
-    fn is_current(&self, generation: Generation) -> bool {
-        self.generation.load(Ordering::Acquire) == generation.0
-    }
-}
-
-/// An invitation of a receiver, as it travels.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LinkInvitation {
-    /// The plan that the link is of.
-    pub generation: Generation,
-    /// What both ends begin it with.
-    pub id: CommunicatorId,
+/// What is to be done for the links.
+#[derive(Debug)]
+pub enum LinkOutput<T> {
+    /// Send a message to a peer.
+    Message(NodeId, LinkMessage<T>),
+    /// Pass on a tensor that has come.
+    Arrived(T, TensorHandle),
+    /// The tensor under way to a peer was received there; or was not, and goes by way of the host.
+    Resolved(NodeId, bool),
+    /// Log this.
+    Report(LinkReport),
 }
 
 /// What a worker reports of a link.
@@ -99,394 +103,420 @@ pub enum LinkReport {
         /// The node at the other end.
         peer: NodeId,
         /// The reason.
-        error: LinkError,
+        reason: LinkFailure,
     },
 }
 
-/// The link with one peer.
-enum PeerLink {
+/// Why a link is of no further use under its plan.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LinkFailure {
+    /// This end cannot use it.
+    #[error(transparent)]
+    Here(#[from] LinkError),
+    /// The other end gave it up.
+    #[error("the other end gave it up")]
+    There,
+    /// The sender does not begin its end.
+    #[error("{UNANSWERED_MAX} tensors came, and it did not begin its end")]
+    Unanswered,
+    /// Another tensor was announced than the next one, or two at once.
+    #[error("tensor {found} was announced, expected {expected}")]
+    Number {
+        /// The number of the next tensor.
+        expected: u32,
+        /// The number that was announced.
+        found: u32,
+    },
+    /// A tensor is longer than any of the plan.
+    #[error("a tensor of {found} numbers was announced, the longest of the plan has {expected}")]
+    Length {
+        /// The length of the longest one.
+        expected: u32,
+        /// The length that was announced.
+        found: u32,
+    },
+}
+
+/// The links of a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkPlan {
+    /// The plan.
+    pub generation: Generation,
+    /// Numbers of its longest boundary tensor.
+    pub len_max: u32,
+}
+
+/// A link, as one end has it.
+enum PeerLink<S> {
     Begun(Box<dyn DeviceLink>),
-    Ready(Box<dyn DeviceLink>),
-    /// It failed under this plan.
+    Ready(Box<dyn DeviceLink>, S),
+    /// It is over under this plan.
     Failed,
 }
 
-/// The links of a device in one direction.
-struct Links {
-    end: LinkEnd,
-    device: Option<Box<dyn DeviceLinks>>,
-    links: BTreeMap<NodeId, (Generation, PeerLink)>,
-    gauge: Arc<ExchangeGauge>,
-    reports: Vec<LinkReport>,
+/// A sender's end: the number of the next tensor, or of the one under way.
+#[derive(Clone, Copy, Default)]
+struct Sending {
+    number: u32,
+    is_under_way: bool,
+    /// This end is done with the tensor under way.
+    is_sent: bool,
+    /// The other end has it.
+    is_received: bool,
 }
 
-impl Links {
-    fn new(end: LinkEnd, gauge: Arc<ExchangeGauge>) -> Self {
-        Self { end, device: None, links: BTreeMap::new(), gauge, reports: Vec::new() }
-    }
+/// A receiver's end: the number of the next tensor, and the tensor under way.
+struct Receiving<T> {
+    number: u32,
+    under_way: Option<T>,
+}
 
-    /// A job begins on another device, or none: the links of the one before are over.
-    fn set_device(&mut self, device: Option<Box<dyn DeviceLinks>>) {
-        self.links.clear();
+/// The links of a device.
+pub struct TensorLinks<T> {
+    device: Option<Box<dyn DeviceLinks>>,
+    plan: Option<LinkPlan>,
+    outgoing: BTreeMap<NodeId, PeerLink<Sending>>,
+    incoming: BTreeMap<NodeId, PeerLink<Receiving<T>>>,
+    /// Tensors that came by way of the host from peers that were invited.
+    unanswered: BTreeMap<NodeId, u32>,
+    /// Announcements of peers whose links are not ready here yet.
+    announced: BTreeMap<NodeId, (u32, u32, T)>,
+    outputs: VecDeque<LinkOutput<T>>,
+}
+
+impl<T> Default for TensorLinks<T> {
+    fn default() -> Self {
+        Self {
+            device: None,
+            plan: None,
+            outgoing: BTreeMap::new(),
+            incoming: BTreeMap::new(),
+            unanswered: BTreeMap::new(),
+            announced: BTreeMap::new(),
+            outputs: VecDeque::new(),
+        }
+    }
+}
+
+impl<T> TensorLinks<T> {
+    /// A job begins on another device, or on none: the links of the one before are over. Its plan may
+    /// have been loaded while the device was opened.
+    pub fn set_device(&mut self, device: Option<Box<dyn DeviceLinks>>) {
+        self.end_all();
         self.device = device;
     }
 
-    /// Drops the links of other plans than the one in force.
-    fn drop_stale(&mut self) {
-        let Self { links, gauge, .. } = self;
-        links.retain(|_, (generation, _)| gauge.is_current(*generation));
+    /// A plan is loaded: links of plans before are over.
+    pub fn begin_plan(&mut self, plan: LinkPlan) {
+        self.stop();
+        self.plan = Some(plan);
     }
 
-    /// Begins a link with a peer that has none under this plan. Yields whether it began.
-    fn begin(
-        &mut self,
-        (peer, generation): (NodeId, Generation),
-        id: impl FnOnce() -> Result<CommunicatorId, LinkError>,
-    ) -> Option<CommunicatorId> {
-        self.drop_stale();
-        let device = self.device.as_deref()?;
-        if self.links.contains_key(&peer) || !self.gauge.is_current(generation) {
-            return None;
+    /// The plan stops, or may: its links are over, and none is begun until the next one.
+    pub fn stop(&mut self) {
+        self.end_all();
+        self.plan = None;
+    }
+
+    fn end_all(&mut self) {
+        let peers: Vec<NodeId> =
+            self.outgoing.keys().chain(self.incoming.keys()).copied().collect();
+        for peer in peers {
+            self.end(peer, LinkEnd::Sender, None);
+            self.end(peer, LinkEnd::Receiver, None);
         }
-        let begun = id().and_then(|id| Ok((device.begin(self.end, &id)?, id)));
-        let (link, id) = match begun {
-            Ok((link, id)) => (PeerLink::Begun(link), Some(id)),
+        self.outgoing.clear();
+        self.incoming.clear();
+        self.unanswered.clear();
+        self.announced.clear();
+    }
+
+    /// The connection to a peer ended, and what was sent over it may be lost.
+    pub fn note_down(&mut self, peer: NodeId) {
+        for end in [LinkEnd::Sender, LinkEnd::Receiver] {
+            self.end(peer, end, Some(LinkFailure::There));
+        }
+    }
+
+    /// A tensor of a peer came by way of the host: it is invited to send the next ones by a link.
+    pub fn note_by_host(&mut self, peer: NodeId, generation: Generation) {
+        if self.plan.is_none_or(|plan| plan.generation != generation) {
+            return;
+        }
+        match self.incoming.get(&peer) {
+            Some(PeerLink::Begun(_)) => {
+                let unanswered = self.unanswered.entry(peer).or_default();
+                *unanswered += 1;
+                if *unanswered > UNANSWERED_MAX {
+                    self.end(peer, LinkEnd::Receiver, Some(LinkFailure::Unanswered));
+                }
+            }
+            Some(PeerLink::Ready(..) | PeerLink::Failed) => {}
+            None => {
+                let Some(device) = self.device.as_deref() else { return };
+                let begun = CommunicatorId::new()
+                    .and_then(|id| Ok((device.begin(LinkEnd::Receiver, &id)?, id)));
+                self.invite(peer, begun);
+            }
+        }
+    }
+
+    fn invite(
+        &mut self,
+        peer: NodeId,
+        begun: Result<(Box<dyn DeviceLink>, CommunicatorId), LinkError>,
+    ) {
+        match begun {
+            Ok((link, id)) => {
+                self.incoming.insert(peer, PeerLink::Begun(link));
+                self.outputs.push_back(LinkOutput::Message(peer, LinkMessage::Invite(id)));
+            }
             Err(error) => {
-                self.reports.push(LinkReport::Failed { peer, error });
-                (PeerLink::Failed, None)
-            }
-        };
-        self.links.insert(peer, (generation, link));
-        id
-    }
-
-    fn fail(&mut self, peer: NodeId, error: LinkError) {
-        if let Some((_, link)) = self.links.get_mut(&peer) {
-            *link = PeerLink::Failed;
-            self.reports.push(LinkReport::Failed { peer, error });
-        }
-    }
-
-    /// The link with a peer under a plan, if tensors can be exchanged by it.
-    fn ready(&mut self, peer: NodeId, generation: Generation) -> Option<&dyn DeviceLink> {
-        let (of, link) = self.links.get_mut(&peer)?;
-        if *of != generation {
-            return None;
-        }
-        if let PeerLink::Begun(begun) = link {
-            match begun.is_ready() {
-                Ok(false) => return None,
-                Err(error) => {
-                    self.fail(peer, error);
-                    return None;
-                }
-                Ok(true) => {
-                    if let PeerLink::Begun(begun) = std::mem::replace(link, PeerLink::Failed) {
-                        *link = PeerLink::Ready(begun);
-                    }
-                    if self.end == LinkEnd::Sender {
-                        self.reports.push(LinkReport::Ready { to: peer });
-                    }
-                }
+                self.incoming.insert(peer, PeerLink::Failed);
+                self.report(LinkReport::Failed { peer, reason: error.into() });
             }
         }
-        match &self.links.get(&peer)?.1 {
-            PeerLink::Ready(link) => Some(&**link),
-            PeerLink::Begun(_) | PeerLink::Failed => None,
+    }
+
+    /// A message of the other end of a link.
+    pub fn handle(&mut self, peer: NodeId, generation: Generation, message: LinkMessage<T>) {
+        if self.plan.is_none_or(|plan| plan.generation != generation) {
+            return;
+        }
+        match message {
+            LinkMessage::Invite(id) => self.accept(peer, &id),
+            LinkMessage::Announced { number, len, tensor } => {
+                if let Err(failure) = self.begin_receive(peer, (number, len, tensor)) {
+                    self.end(peer, LinkEnd::Receiver, Some(failure));
+                }
+            }
+            LinkMessage::Received(number) => {
+                if let Some(PeerLink::Ready(_, sending)) = self.outgoing.get_mut(&peer)
+                    && sending.is_under_way
+                    && sending.number == number
+                {
+                    sending.is_received = true;
+                }
+            }
+            LinkMessage::Ended(LinkEnd::Sender) => {
+                self.end(peer, LinkEnd::Receiver, Some(LinkFailure::There));
+            }
+            LinkMessage::Ended(LinkEnd::Receiver) => {
+                self.end(peer, LinkEnd::Sender, Some(LinkFailure::There));
+            }
         }
     }
-}
 
-/// The links by which a worker's tensors leave its device.
-pub struct OutgoingLinks(Links);
-
-impl OutgoingLinks {
-    /// No links yet.
-    #[must_use]
-    pub fn new(gauge: Arc<ExchangeGauge>) -> Self {
-        Self(Links::new(LinkEnd::Sender, gauge))
+    fn accept(&mut self, peer: NodeId, id: &CommunicatorId) {
+        let Some(device) = self.device.as_deref() else { return };
+        if self.outgoing.contains_key(&peer) {
+            return;
+        }
+        match device.begin(LinkEnd::Sender, id) {
+            Ok(link) => drop(self.outgoing.insert(peer, PeerLink::Begun(link))),
+            Err(error) => {
+                self.outgoing.insert(peer, PeerLink::Failed);
+                self.tell_ended(peer, LinkEnd::Sender);
+                self.report(LinkReport::Failed { peer, reason: error.into() });
+            }
+        }
     }
 
-    /// A job begins on another device, or on none.
-    pub fn set_device(&mut self, device: Option<Box<dyn DeviceLinks>>) {
-        self.0.set_device(device);
-    }
-
-    /// A receiver invites to a link.
-    pub fn accept(&mut self, from: NodeId, invitation: LinkInvitation) {
-        let LinkInvitation { generation, id } = invitation;
-        let _begun = self.0.begin((from, generation), || Ok(id));
-    }
-
-    /// Sends a tensor by the link with a peer, after `announce` has announced it there. False if it
-    /// has to go by way of the host, be it announced or not.
-    pub fn send(
+    fn begin_receive(
         &mut self,
-        (to, generation): (NodeId, Generation),
-        tensor: &TensorHandle,
-        mut announce: impl FnMut(),
-    ) -> bool {
-        self.0.drop_stale();
-        let gauge = self.0.gauge.clone();
-        let Some(link) = self.0.ready(to, generation).filter(|_| tensor.is_on_device()) else {
+        peer: NodeId,
+        (found, len, tensor): (u32, u32, T),
+    ) -> Result<(), LinkFailure> {
+        let expected = self.plan.map_or(0, |plan| plan.len_max);
+        if len > expected {
+            return Err(LinkFailure::Length { expected, found: len });
+        }
+        let (link, receiving) = match self.incoming.get_mut(&peer) {
+            // The sender's end is ready, and this one is about to be.
+            Some(PeerLink::Begun(_)) => {
+                return match self.announced.insert(peer, (found, len, tensor)) {
+                    None => Ok(()),
+                    Some((expected, ..)) => Err(LinkFailure::Number { expected, found }),
+                };
+            }
+            // It is over, and its sender is told.
+            Some(PeerLink::Failed) | None => return Ok(()),
+            Some(PeerLink::Ready(link, receiving)) => (link, receiving),
+        };
+        if receiving.number != found || receiving.under_way.is_some() {
+            return Err(LinkFailure::Number { expected: receiving.number, found });
+        }
+        link.begin_receive(len as usize)?;
+        receiving.under_way = Some(tensor);
+        Ok(())
+    }
+
+    /// Begins to send a tensor to a peer. False if it goes by way of the host; else
+    /// [`LinkOutput::Resolved`] says what became of it.
+    pub fn send(&mut self, to: NodeId, generation: Generation, held: &TensorHandle, of: T) -> bool {
+        if self.plan.is_none_or(|plan| plan.generation != generation) || !held.is_on_device() {
+            return false;
+        }
+        let Some(PeerLink::Ready(link, sending)) = self.outgoing.get_mut(&to) else {
             return false;
         };
-        let begun = gauge.interruptions.load(Ordering::Acquire);
-        let is_over = || {
-            !gauge.is_current(generation) || gauge.interruptions.load(Ordering::Acquire) != begun
-        };
-        match link.send(tensor, &mut announce, &is_over) {
-            Ok(is_sent) => is_sent,
+        if sending.is_under_way {
+            return false;
+        }
+        match link.begin_send(held) {
+            Ok(true) => {
+                sending.is_under_way = true;
+                let (number, len) = (sending.number, held.len() as u32);
+                let message = LinkMessage::Announced { number, len, tensor: of };
+                self.outputs.push_back(LinkOutput::Message(to, message));
+                true
+            }
+            Ok(false) => false,
             Err(error) => {
-                self.0.fail(to, error);
+                self.end(to, LinkEnd::Sender, Some(error.into()));
                 false
             }
         }
     }
 
-    /// What is to be reported since the last call.
-    pub fn take_reports(&mut self) -> Vec<LinkReport> {
-        std::mem::take(&mut self.0.reports)
+    /// Goes on with what is under way. Yields whether anything is.
+    pub fn advance(&mut self) -> bool {
+        for peer in self.outgoing.keys().copied().collect::<Vec<_>>() {
+            if let Err(error) = self.advance_outgoing(peer) {
+                self.end(peer, LinkEnd::Sender, Some(error.into()));
+            }
+        }
+        for peer in self.incoming.keys().copied().collect::<Vec<_>>() {
+            if let Err(failure) = self.advance_incoming(peer) {
+                self.end(peer, LinkEnd::Receiver, Some(failure));
+            }
+        }
+        self.outgoing.values().any(PeerLink::is_busy_sending)
+            || self.incoming.values().any(PeerLink::is_busy_receiving)
+    }
+
+    fn advance_outgoing(&mut self, peer: NodeId) -> Result<(), LinkError> {
+        let Some(link) = self.outgoing.get_mut(&peer) else { return Ok(()) };
+        if link.become_ready(Sending::default)? {
+            self.report(LinkReport::Ready { to: peer });
+        }
+        if let Some(PeerLink::Ready(link, sending)) = self.outgoing.get_mut(&peer)
+            && sending.is_under_way
+        {
+            if let ExchangeState::Sent = link.poll()? {
+                sending.is_sent = true;
+            }
+            if sending.is_sent && sending.is_received {
+                *sending = Sending { number: sending.number + 1, ..Sending::default() };
+                self.outputs.push_back(LinkOutput::Resolved(peer, true));
+            }
+        }
+        Ok(())
+    }
+
+    fn advance_incoming(&mut self, peer: NodeId) -> Result<(), LinkFailure> {
+        let Some(link) = self.incoming.get_mut(&peer) else { return Ok(()) };
+        let has_become_ready = link.become_ready(|| Receiving { number: 0, under_way: None })?;
+        if has_become_ready && let Some(announced) = self.announced.remove(&peer) {
+            return self.begin_receive(peer, announced);
+        }
+        let Some(link) = self.incoming.get_mut(&peer) else { return Ok(()) };
+        let PeerLink::Ready(link, receiving) = link else { return Ok(()) };
+        if receiving.under_way.is_none() {
+            return Ok(());
+        }
+        if let ExchangeState::Received(tensor) = link.poll()? {
+            let number = receiving.number;
+            receiving.number += 1;
+            if let Some(of) = receiving.under_way.take() {
+                self.outputs.push_back(LinkOutput::Message(peer, LinkMessage::Received(number)));
+                self.outputs.push_back(LinkOutput::Arrived(of, tensor));
+            }
+        }
+        Ok(())
+    }
+
+    /// What is to be done next.
+    pub fn poll_output(&mut self) -> Option<LinkOutput<T>> {
+        self.outputs.pop_front()
+    }
+
+    /// Gives up one end of the links with a peer. The other end is told, unless it is the one that
+    /// said so; a tensor under way to it goes by way of the host.
+    fn end(&mut self, peer: NodeId, end: LinkEnd, failure: Option<LinkFailure>) {
+        let (was_open, was_sending) = match end {
+            LinkEnd::Sender => match self.outgoing.get_mut(&peer) {
+                Some(link) => {
+                    let was_sending = link.is_busy_sending_tensor();
+                    (link.give_up(), was_sending)
+                }
+                None => (false, false),
+            },
+            LinkEnd::Receiver => {
+                self.announced.remove(&peer);
+                (self.incoming.get_mut(&peer).is_some_and(PeerLink::give_up), false)
+            }
+        };
+        if !was_open {
+            return;
+        }
+        if failure != Some(LinkFailure::There) {
+            self.tell_ended(peer, end);
+        }
+        if was_sending {
+            self.outputs.push_back(LinkOutput::Resolved(peer, false));
+        }
+        if let Some(reason) = failure {
+            self.report(LinkReport::Failed { peer, reason });
+        }
+    }
+
+    fn tell_ended(&mut self, peer: NodeId, end: LinkEnd) {
+        self.outputs.push_back(LinkOutput::Message(peer, LinkMessage::Ended(end)));
+    }
+
+    fn report(&mut self, report: LinkReport) {
+        self.outputs.push_back(LinkOutput::Report(report));
     }
 }
 
-/// The links by which tensors come to a worker's device.
-pub struct IncomingLinks(Links);
-
-impl IncomingLinks {
-    /// No links yet.
-    #[must_use]
-    pub fn new(gauge: Arc<ExchangeGauge>) -> Self {
-        Self(Links::new(LinkEnd::Receiver, gauge))
-    }
-
-    /// A job begins on another device, or on none.
-    pub fn set_device(&mut self, device: Option<Box<dyn DeviceLinks>>) {
-        self.0.set_device(device);
-    }
-
-    /// A tensor of a peer came by way of the host: the invitation to send it, if there was none
-    /// under this plan.
-    pub fn invite(&mut self, peer: NodeId, generation: Generation) -> Option<LinkInvitation> {
-        let id = self.0.begin((peer, generation), CommunicatorId::new)?;
-        Some(LinkInvitation { generation, id })
-    }
-
-    /// Goes on with links that are begun. Yields whether some are not ready yet.
-    pub fn advance(&mut self) -> bool {
-        self.0.drop_stale();
-        let is_begun = |(_, link): &(Generation, PeerLink)| matches!(link, PeerLink::Begun(_));
-        let begun = self.0.links.iter().filter(|(_, link)| is_begun(link));
-        let begun: Vec<_> = begun.map(|(peer, (generation, _))| (*peer, *generation)).collect();
-        for (peer, generation) in begun {
-            let _ready = self.0.ready(peer, generation);
+impl<S> PeerLink<S> {
+    /// Looks whether a link that was begun is ready. Yields whether it has become so.
+    fn become_ready(&mut self, state: impl FnOnce() -> S) -> Result<bool, LinkError> {
+        let Self::Begun(begun) = self else { return Ok(false) };
+        if !begun.is_ready()? {
+            return Ok(false);
         }
-        self.0.links.values().any(is_begun)
+        let Self::Begun(begun) = std::mem::replace(self, Self::Failed) else { return Ok(false) };
+        *self = Self::Ready(begun, state());
+        Ok(true)
     }
 
-    /// Receives a tensor of `len` numbers that a peer announced; none if it does not come, or is
-    /// longer than any of the plan.
-    pub fn receive(
-        &mut self,
-        (from, generation): (NodeId, Generation),
-        len: usize,
-    ) -> Option<TensorHandle> {
-        let gauge = self.0.gauge.clone();
-        let is_over = || !gauge.is_current(generation);
-        if is_over() || len as u64 > gauge.len_max.load(Ordering::Acquire) {
-            return None;
-        }
-        // The sender's end is ready, so this one is about to be.
-        let link = loop {
-            match self.0.links.get(&from) {
-                Some((_, PeerLink::Begun(_))) if !is_over() => {}
-                _ => break self.0.ready(from, generation)?,
-            }
-            if self.0.ready(from, generation).is_none() {
-                std::thread::yield_now();
-            }
-        };
-        match link.receive(len, &is_over) {
-            Ok(tensor) => Some(tensor),
-            Err(error) => {
-                self.0.fail(from, error);
-                None
-            }
-        }
+    /// Drops the link, which aborts what is under way. Yields whether there was one.
+    fn give_up(&mut self) -> bool {
+        !matches!(std::mem::replace(self, Self::Failed), Self::Failed)
+    }
+}
+
+impl PeerLink<Sending> {
+    fn is_busy_sending_tensor(&self) -> bool {
+        matches!(self, Self::Ready(_, Sending { is_under_way: true, .. }))
     }
 
-    /// What is to be reported since the last call.
-    pub fn take_reports(&mut self) -> Vec<LinkReport> {
-        std::mem::take(&mut self.0.reports)
+    fn is_busy_sending(&self) -> bool {
+        self.is_busy_sending_tensor() || matches!(self, Self::Begun(_))
+    }
+}
+
+impl<T> PeerLink<Receiving<T>> {
+    const fn is_busy_receiving(&self) -> bool {
+        match self {
+            Self::Begun(_) => true,
+            Self::Ready(_, receiving) => receiving.under_way.is_some(),
+            Self::Failed => false,
+        }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Mutex;
-
-    use super::*;
-
-    const PEER: NodeId = NodeId(7);
-    const PLAN: Generation = Generation(3);
-
-    /// What the links of a test did, and what they answer.
-    #[derive(Default)]
-    struct FakeDevice {
-        begun: Mutex<u32>,
-        is_ready: Mutex<Option<LinkError>>,
-        sends: Mutex<Vec<Result<bool, LinkError>>>,
-    }
-
-    struct FakeLinks(Arc<FakeDevice>);
-
-    fn refused() -> LinkError {
-        LinkError::Refused { call: "ncclSend", reason: "remote error".to_owned() }
-    }
-
-    impl DeviceLinks for FakeLinks {
-        fn begin(&self, _: LinkEnd, _: &CommunicatorId) -> Result<Box<dyn DeviceLink>, LinkError> {
-            *self.0.begun.lock().expect("one test") += 1;
-            Ok(Box::new(FakeLinks(self.0.clone())))
-        }
-    }
-
-    impl DeviceLink for FakeLinks {
-        fn is_ready(&self) -> Result<bool, LinkError> {
-            match &*self.0.is_ready.lock().expect("one test") {
-                Some(LinkError::Over) => Ok(false),
-                Some(error) => Err(error.clone()),
-                None => Ok(true),
-            }
-        }
-
-        fn send(
-            &self,
-            _: &TensorHandle,
-            announce: &mut dyn FnMut(),
-            is_over: &dyn Fn() -> bool,
-        ) -> Result<bool, LinkError> {
-            announce();
-            if is_over() {
-                return Err(LinkError::Over);
-            }
-            self.0.sends.lock().expect("one test").pop().unwrap_or(Ok(true))
-        }
-
-        fn receive(
-            &self,
-            len: usize,
-            is_over: &dyn Fn() -> bool,
-        ) -> Result<TensorHandle, LinkError> {
-            if is_over() { Err(LinkError::Over) } else { Ok(vec![1.0; len].into()) }
-        }
-    }
-
-    /// A tensor that counts as one of a device.
-    struct OnDevice;
-
-    impl zbelastic_kernels::DeviceValue<zbelastic_kernels::HostTensor> for OnDevice {
-        fn read(&self) -> Result<zbelastic_kernels::HostTensor, zbelastic_kernels::DeviceFault> {
-            Ok(zbelastic_kernels::HostTensor::Floats(vec![2.0]))
-        }
-    }
-
-    fn on_device() -> TensorHandle {
-        TensorHandle::pending(1, zbelastic_kernels::Pending::OnDevice(Arc::new(OnDevice)))
-    }
-
-    fn invitation(generation: Generation) -> LinkInvitation {
-        LinkInvitation { generation, id: CommunicatorId([0; 128]) }
-    }
-
-    fn outgoing() -> (OutgoingLinks, Arc<ExchangeGauge>, Arc<FakeDevice>) {
-        let gauge = Arc::new(ExchangeGauge::default());
-        gauge.begin_plan(PLAN, 10);
-        let device = Arc::new(FakeDevice::default());
-        let mut links = OutgoingLinks::new(gauge.clone());
-        links.set_device(Some(Box::new(FakeLinks(device.clone()))));
-        (links, gauge, device)
-    }
-
-    /// Whether a tensor was sent by a link, and whether it was announced.
-    fn send(links: &mut OutgoingLinks, tensor: &TensorHandle) -> (bool, bool) {
-        let mut is_announced = false;
-        let is_sent = links.send((PEER, PLAN), tensor, || is_announced = true);
-        (is_sent, is_announced)
-    }
-
-    #[test]
-    fn a_tensor_goes_by_the_host_until_a_link_is_ready() {
-        let (mut links, _, device) = outgoing();
-        assert_eq!(send(&mut links, &on_device()), (false, false), "nobody has invited to one");
-        links.accept(PEER, invitation(Generation(2)));
-        assert_eq!(*device.begun.lock().expect("one test"), 0, "of another plan");
-        *device.is_ready.lock().expect("one test") = Some(LinkError::Over);
-        links.accept(PEER, invitation(PLAN));
-        links.accept(PEER, invitation(PLAN));
-        assert_eq!(*device.begun.lock().expect("one test"), 1, "one for each peer and plan");
-        assert_eq!(send(&mut links, &on_device()), (false, false), "the other end is not there");
-        *device.is_ready.lock().expect("one test") = None;
-        assert_eq!(send(&mut links, &vec![1.0].into()), (false, false), "it is on the host");
-        assert_eq!(send(&mut links, &on_device()), (true, true));
-        assert_eq!(send(&mut links, &on_device()), (true, true));
-        assert_eq!(links.take_reports(), [LinkReport::Ready { to: PEER }]);
-    }
-
-    #[test]
-    fn a_link_that_failed_is_not_begun_again_under_its_plan() {
-        let (mut links, gauge, device) = outgoing();
-        links.accept(PEER, invitation(PLAN));
-        device.sends.lock().expect("one test").push(Err(refused()));
-        assert_eq!(send(&mut links, &on_device()), (false, true), "it goes by the host");
-        links.accept(PEER, invitation(PLAN));
-        assert_eq!(send(&mut links, &on_device()), (false, false));
-        let failed = LinkReport::Failed { peer: PEER, error: refused() };
-        assert_eq!(links.take_reports(), [LinkReport::Ready { to: PEER }, failed]);
-        gauge.begin_plan(Generation(4), 10);
-        links.accept(PEER, invitation(Generation(4)));
-        assert!(links.send((PEER, Generation(4)), &on_device(), || ()));
-    }
-
-    #[test]
-    fn a_send_under_way_ends_when_it_is_interrupted_or_its_plan_is_over() {
-        let (mut links, gauge, _) = outgoing();
-        links.accept(PEER, invitation(PLAN));
-        assert!(links.send((PEER, PLAN), &on_device(), || ()));
-        assert!(!links.send((PEER, PLAN), &on_device(), || gauge.interrupt()));
-        let (mut links, gauge, _) = outgoing();
-        links.accept(PEER, invitation(PLAN));
-        let ends = || gauge.begin_plan(Generation(4), 10);
-        assert!(!links.send((PEER, PLAN), &on_device(), ends));
-        assert!(!links.send((PEER, PLAN), &on_device(), || panic!("the link is of a plan before")));
-    }
-
-    #[test]
-    fn what_was_announced_is_received_by_a_link_of_its_plan_alone() {
-        let gauge = Arc::new(ExchangeGauge::default());
-        gauge.begin_plan(PLAN, 10);
-        let device = Arc::new(FakeDevice::default());
-        let mut links = IncomingLinks::new(gauge.clone());
-        links.set_device(Some(Box::new(FakeLinks(device.clone()))));
-        assert!(links.receive((PEER, PLAN), 5).is_none(), "it was not invited");
-        let begun = links.0.begin((PEER, PLAN), || Ok(CommunicatorId([0; 128])));
-        assert!(begun.is_some());
-        *device.is_ready.lock().expect("one test") = Some(LinkError::Over);
-        assert!(links.advance(), "the sender has not begun it");
-        *device.is_ready.lock().expect("one test") = None;
-        assert!(!links.advance());
-        assert_eq!(links.receive((PEER, PLAN), 5).map(|tensor| tensor.len()), Some(5));
-        assert!(links.receive((PEER, PLAN), 11).is_none(), "longer than any of the plan");
-        gauge.interrupt();
-        assert!(links.receive((PEER, PLAN), 5).is_some(), "only sends are interrupted");
-        gauge.begin_plan(Generation(4), 10);
-        assert!(links.receive((PEER, PLAN), 5).is_none());
-    }
-
-    #[test]
-    fn the_variable_is_0_or_1() {
-        let found = |text: &str| is_on(OsStr::new(text)).map_err(|error| error.to_string());
-        assert_eq!(["", "0", "1"].map(found), [Ok(false), Ok(false), Ok(true)]);
-        assert_eq!(found("yes"), Err("ZBELASTIC_NCCL: found `yes`, expected 0 or 1".to_owned()));
-    }
-}
+mod tests;

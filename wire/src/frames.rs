@@ -4,9 +4,9 @@
 //! is cut where both ends cut alike. Gradients for copies are used part by part as they arrive;
 //! what else was cut is joined again ([`assembly`]).
 
-mod announced;
 mod assembly;
 mod class_name;
+mod links;
 mod rules;
 #[cfg(test)]
 mod tests;
@@ -31,10 +31,10 @@ use zbelastic_transport::{
 use zbelastic_types::{ChunkIndex, Generation, LayerId, NodeId, SliceIndex, StageIndex};
 
 use crate::messages::{LayerMessage, decode, encode};
-pub use announced::AnnouncedTensor;
 use assembly::AssembledFrame;
 pub use assembly::{FrameAssembly, FramePiece};
 pub use class_name::FrameClassName;
+pub use links::{AnnouncedTensor, LinkBody, LinkFrame};
 pub use rules::FrameExpectations;
 
 /// What a frame is. Its class names the plan as well: what is as long as under one plan is longer
@@ -56,8 +56,8 @@ enum TensorFrameKind {
     Partial(ChunkIndex, PartialExchange, u32),
     /// A boundary tensor of a slice in bfloat16, two numbers a float.
     Halves(SliceIndex),
-    /// That a boundary tensor of a slice is sent from device to device; it has no floats.
-    Announced(SliceIndex),
+    /// Between the ends of a link from device to device; it has no floats.
+    Link,
 }
 
 /// Bits of a class that name the kind.
@@ -77,10 +77,10 @@ const BOUNDARIES_END: u32 = BOUNDARIES + BOUNDARIES_MAX;
 const HALVES: u32 = 1 << 12;
 /// Behind those of the last slice.
 const HALVES_END: u32 = HALVES + BOUNDARIES_MAX;
-/// The kind of the first slice's announcements, behind which those of the others come.
-const ANNOUNCED: u32 = 1 << 13;
-/// Behind those of the last slice.
-const ANNOUNCED_END: u32 = ANNOUNCED + BOUNDARIES_MAX;
+/// The kind of frames between the ends of a link.
+const LINK: u32 = 1 << 13;
+/// Behind it.
+const LINK_END: u32 = LINK + 1;
 /// Pieces that a chunk's gradient has at most on its way to its sibling: 16 MiB each, and longer ones
 /// for a chunk of more than 2^32 floats.
 const PARTIAL_PIECES_MAX: u32 = 1024;
@@ -109,7 +109,7 @@ impl TensorFrameKind {
                 slice => BOUNDARIES + slice,
             },
             Self::Halves(slice) => HALVES + slice.0 % BOUNDARIES_MAX,
-            Self::Announced(slice) => ANNOUNCED + slice.0 % BOUNDARIES_MAX,
+            Self::Link => LINK,
             Self::Prefix => 2,
             Self::Receipt => 3,
             Self::Gradients(piece) => GRADIENTS.wrapping_add(piece),
@@ -183,15 +183,8 @@ enum TensorFrameHeaderBody {
         losses: u32,
         piece: MessageNumber,
     },
-    /// A boundary tensor of `len` numbers that is sent from device to device. A worker of an earlier
-    /// version sends no invitation that it could follow.
-    Announced {
-        turn: Turn,
-        lap: PassMode,
-        flow: Flow,
-        pass: Pass,
-        len: u32,
-    },
+    /// Between the ends of a link. A worker of an earlier version drops it.
+    Link(LinkBody),
 }
 
 /// The layer of a part of a gradient, and the index of its first float in the layer.
@@ -489,8 +482,8 @@ pub enum IncomingFrame {
     Whole(Box<PeerFrame>),
     /// A piece of a frame.
     Piece(Box<FramePiece>),
-    /// A boundary tensor that is sent from device to device.
-    Announced(Box<AnnouncedTensor>),
+    /// A frame between the ends of a link.
+    Link(Box<LinkFrame>),
 }
 
 /// Decodes a received frame of a worker, or a piece of one.
@@ -531,10 +524,9 @@ pub fn incoming(frame: ReceivedFrame) -> Result<IncomingFrame, FrameFault> {
             let tensor = TensorHandle::from(HostTensor::Halves(unpaired(&floats, len as usize)));
             PeerBody::Frame(Frame { turn, mode, flow, pass, tensor })
         }
-        TensorFrameHeaderBody::Announced { turn, lap: mode, flow, pass, len } => {
-            check_class(class, TensorFrameKind::Announced(pass.slice), generation)?;
-            let announced = AnnouncedTensor { generation, sender, turn, mode, flow, pass, len };
-            return Ok(IncomingFrame::Announced(Box::new(announced)));
+        TensorFrameHeaderBody::Link(body) => {
+            check_class(class, TensorFrameKind::Link, generation)?;
+            return Ok(IncomingFrame::Link(Box::new(LinkFrame { generation, sender, body })));
         }
         TensorFrameHeaderBody::Receipt { turn, pass } => {
             let mode = PassMode::Evaluation;

@@ -222,14 +222,6 @@ pub enum NodeMessage {
         /// Microseconds from the arrival to now.
         ago_us: u64,
     },
-    /// Between workers: the sender receives boundary tensors from device to device. A worker of an
-    /// earlier version does not know it and drops it.
-    Link {
-        /// The plan whose tensors they are.
-        generation: Generation,
-        /// The id of the communicator that both begin, as NCCL makes it.
-        id: Vec<u8>,
-    },
 }
 
 impl NodeMessage {
@@ -262,7 +254,6 @@ impl NodeMessage {
             | Self::Scrubbed(_)
             | Self::Peak { .. }
             | Self::MachinePeak { .. }
-            | Self::Link { .. }
             | Self::Authority(_) => None,
         }
     }

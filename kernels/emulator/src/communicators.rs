@@ -77,7 +77,8 @@ fn exchange(
         ncclResult_t::ncclInProgress => return Err(ncclResult_t::ncclInvalidUsage),
         failed => return Err(failed),
     }
-    let work = StreamWork::Exchange(rank, Arc::new(Exchange::new(kind, address, count)));
+    let exchange = Exchange::new(kind, rank.next_number(), (address, count));
+    let work = StreamWork::Exchange(rank, Arc::new(exchange));
     match enqueue(stream as u64, work) {
         cudarc::driver::sys::CUresult::CUDA_SUCCESS => Ok(()),
         _ => Err(ncclResult_t::ncclUnhandledCudaError),

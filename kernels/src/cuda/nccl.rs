@@ -1,25 +1,20 @@
 //! Boundary tensors between devices of two processes, by NCCL: one communicator for each pair and
 //! direction.
 //!
-//! ```text
-//!   sender    wait for the tensor, announce it, ncclSend ──┐ wait ─▶ the staging buffer is free
-//!   receiver                                 ncclRecv ◀────┘ wait ─▶ a tensor in a staging buffer
-//! ```
-//!
-//! The receiver makes the id, has rank 0 and posts a receive for each tensor that was announced to
+//! The receiver makes the id and has rank 0. It posts a receive for each tensor that was announced to
 //! it, so that both ends enqueue the same exchanges in the same order. A peer may die at any moment,
-//! and then neither end of an exchange is ever done: no call here waits in the driver or in NCCL.
-//! Communicators are not blocking (`ncclConfig_t`), streams are queried, and between two queries the
-//! caller says whether the exchange is over. A tensor becomes visible to the compute stream only
-//! behind an exchange that was complete, so that nothing is computed of one that was aborted.
+//! and then an exchange is never done: no exchange is waited for in the driver or in NCCL.
+//! Communicators are not blocking (`ncclConfig_t`), and they and their streams are queried. A tensor
+//! becomes visible to the compute stream only behind an exchange that was complete, so that nothing
+//! is computed of one that was aborted.
+//!
+//! That a send is complete says nothing of the other end: NCCL may hold a small one back. And an
+//! abort is not noticed there, where memory is shared. Both have to be said in messages.
 //!
 //! NCCL User Guide, *Creating a communicator with options* and *Fault tolerance*.
 
-use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::Arc;
-use std::thread;
-use std::time::Duration;
 
 use cudarc::driver::sys as driver;
 use cudarc::nccl::sys;
@@ -29,13 +24,13 @@ use super::device::{Device, DeviceAddress};
 use super::devices::check;
 use super::error::{DeviceFault, Library, LibraryError};
 use super::library::require;
-use super::staging::{self, StagingBufferPool};
+use super::staging::{self, IncomingTensor, LandingMemory, StagingBufferPool};
 use super::streams::PrimaryContext;
 use crate::sizes::StagingReservation;
 use crate::tensor_handle::TensorHandle;
 
-/// The oldest version with all that is used here: 2.18.1, as NCCL counts.
-pub const NCCL_OLDEST: i32 = 21_801;
+/// The oldest version with all that is used here, and with aborts that end: 2.19.3, as NCCL counts.
+pub const NCCL_OLDEST: i32 = 21_903;
 /// The version whose configuration is passed: later ones read its fields as they were then.
 const CONFIG_VERSION: u32 = 22_203;
 /// What a configuration begins with (`NCCL_CONFIG_INITIALIZER`).
@@ -44,11 +39,6 @@ const CONFIG_MAGIC: u32 = 0xcafe_beef;
 const UNDEFINED: c_int = c_int::MIN;
 /// Bytes of an id.
 pub const COMMUNICATOR_ID_BYTES: usize = 128;
-/// The first pause between two queries of an exchange, about what a small one takes.
-const PAUSE_MIN: Duration = Duration::from_micros(20);
-/// The longest: it adds no more than that to an exchange of many milliseconds.
-const PAUSE_MAX: Duration = Duration::from_millis(1);
-
 /// The name of a communicator, which its ranks begin with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CommunicatorId(pub [u8; COMMUNICATOR_ID_BYTES]);
@@ -71,7 +61,7 @@ pub enum LinkError {
     /// NCCL is too old.
     #[error("NCCL {found} is older than {NCCL_OLDEST}; install a newer one")]
     TooOld {
-        /// The version that was found, as NCCL counts: 21801 for 2.18.1.
+        /// The version that was found, as NCCL counts: 21903 for 2.19.3.
         found: i32,
     },
     /// NCCL refused a call, or an exchange under way failed.
@@ -85,9 +75,9 @@ pub enum LinkError {
     /// The driver refused a call.
     #[error(transparent)]
     Fault(#[from] DeviceFault),
-    /// The caller's plan was over before the exchange was.
-    #[error("the plan was over before the exchange was")]
-    Over,
+    /// It was refused or aborted before.
+    #[error("the link has ended")]
+    Ended,
 }
 
 impl CommunicatorId {
@@ -96,18 +86,24 @@ impl CommunicatorId {
     /// # Errors
     /// If NCCL is not there or too old.
     pub fn new() -> Result<Self, LinkError> {
-        require(Library::Nccl)?;
-        let mut found = 0;
-        // SAFETY: NCCL is there and writes one integer.
-        nccl("ncclGetVersion", unsafe { sys::ncclGetVersion(&mut found) })?;
-        if found < NCCL_OLDEST {
-            return Err(LinkError::TooOld { found });
-        }
+        require_nccl()?;
         let mut id = sys::ncclUniqueId { internal: [0; COMMUNICATOR_ID_BYTES] };
         // SAFETY: NCCL writes an id.
         nccl("ncclGetUniqueId", unsafe { sys::ncclGetUniqueId(&mut id) })?;
         Ok(Self(id.internal.map(|byte| byte.to_ne_bytes()[0])))
     }
+}
+
+/// NCCL, in a version that has what is used here.
+fn require_nccl() -> Result<(), LinkError> {
+    require(Library::Nccl)?;
+    let mut found = 0;
+    // SAFETY: NCCL is there and writes one integer.
+    nccl("ncclGetVersion", unsafe { sys::ncclGetVersion(&mut found) })?;
+    if found < NCCL_OLDEST {
+        return Err(LinkError::TooOld { found });
+    }
+    Ok(())
 }
 
 /// The result of a call of NCCL. One that goes on beside the caller is no error.
@@ -132,12 +128,13 @@ fn refused(call: &'static str, result: sys::ncclResult_t) -> LinkError {
 }
 
 /// A communicator of two ranks with a stream of its own.
-pub(super) struct Communicator {
+struct Communicator {
     end: LinkEnd,
-    comm: sys::ncclComm_t,
+    /// Where NCCL writes the handle, which it may do until the communicator is initialized.
+    comm: Box<sys::ncclComm_t>,
     stream: driver::CUstream,
     context: Arc<PrimaryContext>,
-    is_aborted: Cell<bool>,
+    is_aborted: bool,
 }
 
 // SAFETY: the handles may be used from any thread, one at a time, once the context is current
@@ -151,14 +148,14 @@ impl Communicator {
         end: LinkEnd,
         id: &CommunicatorId,
     ) -> Result<Self, LinkError> {
-        require(Library::Nccl)?;
+        require_nccl()?;
         context.make_current()?;
         let mut stream = std::ptr::null_mut();
         let flags = driver::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: the driver writes a handle, which is destroyed with this.
         check("cuStreamCreate", unsafe { driver::cuStreamCreate(&mut stream, flags) })?;
-        let comm = std::ptr::null_mut();
-        let mut begun = Self { end, comm, stream, context, is_aborted: Cell::new(false) };
+        let comm = Box::new(std::ptr::null_mut());
+        let mut begun = Self { end, comm, stream, context, is_aborted: false };
         let mut config = sys::ncclConfig_t {
             size: size_of::<sys::ncclConfig_t>(),
             magic: CONFIG_MAGIC,
@@ -174,7 +171,7 @@ impl Communicator {
         let rank = begun.rank();
         // SAFETY: NCCL writes a handle, which is aborted with this, and reads the configuration.
         let result =
-            unsafe { sys::ncclCommInitRankConfig(&mut begun.comm, 2, id, rank, &mut config) };
+            unsafe { sys::ncclCommInitRankConfig(&mut *begun.comm, 2, id, rank, &mut config) };
         nccl("ncclCommInitRankConfig", result)?;
         Ok(begun)
     }
@@ -188,13 +185,13 @@ impl Communicator {
 
     /// Whether the last call is done that went on beside the caller.
     fn is_ready(&self) -> Result<bool, LinkError> {
-        if self.is_aborted.get() {
-            return Err(LinkError::Over);
+        if self.is_aborted {
+            return Err(LinkError::Ended);
         }
         self.context.make_current()?;
         let mut state = sys::ncclResult_t::ncclSuccess;
         // SAFETY: a communicator that was not aborted; NCCL writes a result.
-        let result = unsafe { sys::ncclCommGetAsyncError(self.comm, &mut state) };
+        let result = unsafe { sys::ncclCommGetAsyncError(*self.comm, &mut state) };
         nccl("ncclCommGetAsyncError", result)?;
         match state {
             sys::ncclResult_t::ncclSuccess => Ok(true),
@@ -203,21 +200,8 @@ impl Communicator {
         }
     }
 
-    /// Sends or receives bytes of a device or of pinned memory, which no stream uses meanwhile, and
-    /// returns when that is done. After an error the communicator is aborted.
-    pub(super) fn exchange(
-        &self,
-        at: DeviceAddress,
-        bytes: u64,
-        is_over: &dyn Fn() -> bool,
-    ) -> Result<(), LinkError> {
-        let exchanged = self.enqueue(at, bytes).and_then(|()| self.wait(is_over));
-        if exchanged.is_err() {
-            self.abort();
-        }
-        exchanged
-    }
-
+    /// Enqueues the exchange of bytes of a device or of pinned memory, which no stream uses until it
+    /// is done or the communicator aborted.
     fn enqueue(&self, at: DeviceAddress, bytes: u64) -> Result<(), LinkError> {
         if !self.is_ready()? {
             return Err(LinkError::Refused {
@@ -227,49 +211,44 @@ impl Communicator {
         }
         let (count, of) = (bytes as usize, sys::ncclDataType_t::ncclUint8);
         let (at, other) = (at.0 as *mut c_void, 1 - self.rank());
-        let stream = self.stream.cast();
-        // SAFETY: memory of the caller, which leaves it alone until the exchange is over.
+        let (comm, stream) = (*self.comm, self.stream.cast());
+        // SAFETY: memory of the caller, which leaves it alone as it promises.
         unsafe {
             match self.end {
                 LinkEnd::Sender => {
-                    nccl("ncclSend", sys::ncclSend(at, count, of, other, self.comm, stream))
+                    nccl("ncclSend", sys::ncclSend(at, count, of, other, comm, stream))
                 }
                 LinkEnd::Receiver => {
-                    nccl("ncclRecv", sys::ncclRecv(at, count, of, other, self.comm, stream))
+                    nccl("ncclRecv", sys::ncclRecv(at, count, of, other, comm, stream))
                 }
             }
         }
     }
 
-    fn wait(&self, is_over: &dyn Fn() -> bool) -> Result<(), LinkError> {
-        let mut pause = PAUSE_MIN;
-        loop {
-            if self.is_ready()? {
-                // SAFETY: a stream of the current context.
-                let queried = unsafe { driver::cuStreamQuery(self.stream) };
-                if queried != driver::CUresult::CUDA_ERROR_NOT_READY {
-                    check("cuStreamQuery", queried)?;
-                    // An exchange that failed ends as well.
-                    return self.is_ready().map(drop);
-                }
-            }
-            if is_over() {
-                return Err(LinkError::Over);
-            }
-            thread::sleep(pause);
-            pause = (2 * pause).min(PAUSE_MAX);
+    /// Whether all exchanges that were enqueued are done.
+    fn is_done(&self) -> Result<bool, LinkError> {
+        if !self.is_ready()? {
+            return Ok(false);
         }
+        // SAFETY: a stream of the current context.
+        let queried = unsafe { driver::cuStreamQuery(self.stream) };
+        if queried == driver::CUresult::CUDA_ERROR_NOT_READY {
+            return Ok(false);
+        }
+        check("cuStreamQuery", queried)?;
+        // An exchange that failed ends as well.
+        self.is_ready()
     }
 
     /// Ends exchanges under way. Their memory is free when this returns.
-    fn abort(&self) {
-        if self.is_aborted.replace(true) || self.context.make_current().is_err() {
+    fn abort(&mut self) {
+        if std::mem::replace(&mut self.is_aborted, true) || self.context.make_current().is_err() {
             return;
         }
         // SAFETY: handles that were made by `begin`; the communicator is used no more.
         unsafe {
             if !self.comm.is_null() {
-                let _aborted = sys::ncclCommAbort(self.comm);
+                let _aborted = sys::ncclCommAbort(*self.comm);
             }
             let _ended = driver::cuStreamSynchronize(self.stream);
         }
@@ -293,48 +272,70 @@ pub trait DeviceLinks: Send {
     fn begin(&self, end: LinkEnd, id: &CommunicatorId) -> Result<Box<dyn DeviceLink>, LinkError>;
 }
 
-/// A link from one device to another, in one direction.
+/// A link from one device to another, in one direction, with at most one exchange under way. It is
+/// of no further use after an error; dropped, it ends the exchange.
 pub trait DeviceLink: Send {
-    /// Whether both ends have begun it, so that tensors may be sent.
+    /// Whether both ends have begun it, so that tensors may be exchanged.
     ///
     /// # Errors
     /// If it can never be used.
     fn is_ready(&self) -> Result<bool, LinkError>;
 
-    /// Waits until a tensor is computed, announces it, sends it, and returns when the other end has
-    /// it. False, and nothing is announced, if no device of this kind holds it.
+    /// Waits until a tensor is computed, and begins to send it. False if no device of this kind holds
+    /// it.
     ///
     /// # Errors
-    /// If it was not sent. The link is of no further use.
+    /// If the tensor, or the link, cannot be used.
     ///
     /// # Panics
-    /// If this is the receiver.
-    fn send(
-        &self,
-        tensor: &TensorHandle,
-        announce: &mut dyn FnMut(),
-        is_over: &dyn Fn() -> bool,
-    ) -> Result<bool, LinkError>;
+    /// If this is the receiver, or an exchange is under way.
+    fn begin_send(&mut self, tensor: &TensorHandle) -> Result<bool, LinkError>;
 
-    /// Receives the next tensor that is sent, of `len` numbers.
+    /// Begins to receive the next tensor that is sent, of `len` numbers.
     ///
     /// # Errors
-    /// If it was not received. The link is of no further use.
+    /// If there is no memory for it, or the link cannot be used.
     ///
     /// # Panics
-    /// If this is the sender.
-    fn receive(&self, len: usize, is_over: &dyn Fn() -> bool) -> Result<TensorHandle, LinkError>;
+    /// If this is the sender, or an exchange is under way.
+    fn begin_receive(&mut self, len: usize) -> Result<(), LinkError>;
+
+    /// What the exchange under way has come to.
+    ///
+    /// # Errors
+    /// If it failed.
+    fn poll(&mut self) -> Result<ExchangeState, LinkError>;
+}
+
+/// What an exchange has come to.
+#[derive(Debug)]
+pub enum ExchangeState {
+    /// There is none, or it is not done.
+    Pending,
+    /// The tensor was sent, as far as this end knows.
+    Sent,
+    /// The tensor has come.
+    Received(TensorHandle),
 }
 
 /// The links of a device.
 struct CudaLinks<D: Device>(CudaBackend<D>);
 
+/// The exchange under way on a link.
+enum Exchange<D: Device> {
+    Send(#[expect(dead_code, reason = "keeps the tensor while NCCL reads it")] TensorHandle),
+    Receive(IncomingTensor<D>),
+}
+
 /// A link with the staging buffers that it receives into, which no plan has claimed: so many as are
 /// used in turn. What comes while none is free is received into pinned memory of the host.
 struct CudaLink<D: Device> {
+    /// Dropped first: what is below is memory that it may still use.
     communicator: Communicator,
-    backend: CudaBackend<D>,
+    exchange: Option<Exchange<D>>,
     pool: StagingBufferPool<D>,
+    landing: Option<LandingMemory<D>>,
+    backend: CudaBackend<D>,
 }
 
 impl<D: Device> CudaBackend<D> {
@@ -352,7 +353,8 @@ impl<D: Device> DeviceLinks for CudaLinks<D> {
         let context = context.expect("links are made of a device that has one");
         let communicator = Communicator::begin(context, end, id)?;
         let pool = StagingBufferPool::with_limit(StagingReservation::ROTATED);
-        Ok(Box::new(CudaLink { communicator, backend: self.0.sibling(), pool }))
+        let backend = self.0.sibling();
+        Ok(Box::new(CudaLink { communicator, exchange: None, pool, landing: None, backend }))
     }
 }
 
@@ -361,23 +363,37 @@ impl<D: Device> DeviceLink for CudaLink<D> {
         self.communicator.is_ready()
     }
 
-    fn send(
-        &self,
-        tensor: &TensorHandle,
-        announce: &mut dyn FnMut(),
-        is_over: &dyn Fn() -> bool,
-    ) -> Result<bool, LinkError> {
+    fn begin_send(&mut self, tensor: &TensorHandle) -> Result<bool, LinkError> {
         assert_eq!(self.communicator.end, LinkEnd::Sender);
-        let exchange = |at, bytes| {
-            announce();
-            self.communicator.exchange(at, bytes, is_over)
-        };
-        staging::send_staged::<D>(tensor, exchange)
+        assert!(self.exchange.is_none(), "one after the other");
+        let Some((at, bytes)) = staging::outgoing_bytes::<D>(tensor)? else { return Ok(false) };
+        self.communicator.enqueue(at, bytes)?;
+        self.exchange = Some(Exchange::Send(tensor.clone()));
+        Ok(true)
     }
 
-    fn receive(&self, len: usize, is_over: &dyn Fn() -> bool) -> Result<TensorHandle, LinkError> {
+    fn begin_receive(&mut self, len: usize) -> Result<(), LinkError> {
         assert_eq!(self.communicator.end, LinkEnd::Receiver);
-        let exchange = |at, bytes| self.communicator.exchange(at, bytes, is_over);
-        staging::receive_staged(&self.backend, &self.pool, len, exchange)
+        assert!(self.exchange.is_none(), "one after the other");
+        let Self { backend, pool, landing, .. } = self;
+        let tensor = IncomingTensor::new(backend, pool, landing, len)?;
+        let (at, bytes) = tensor.bytes(backend);
+        // From now on NCCL may write it.
+        self.exchange = Some(Exchange::Receive(tensor));
+        self.communicator.enqueue(at, bytes)
+    }
+
+    fn poll(&mut self) -> Result<ExchangeState, LinkError> {
+        if self.exchange.is_none() || !self.communicator.is_done()? {
+            return Ok(ExchangeState::Pending);
+        }
+        match self.exchange.take() {
+            None => Ok(ExchangeState::Pending),
+            Some(Exchange::Send(_)) => Ok(ExchangeState::Sent),
+            Some(Exchange::Receive(tensor)) => {
+                let Self { backend, pool, landing, .. } = self;
+                Ok(ExchangeState::Received(tensor.arrived(backend, pool, landing)?))
+            }
+        }
     }
 }

@@ -18,7 +18,6 @@ use super::backend::CudaBackend;
 use super::device::{Device, DeviceAddress, Stream};
 use super::error::DeviceFault;
 use super::memory::{CudaBuffer, ElementType, RegionAllocator};
-use super::nccl::LinkError;
 use super::pinned::PinnedMemory;
 use super::pinned_buffers::checked;
 use super::recorder::CommandRecorder;
@@ -262,54 +261,98 @@ pub(super) fn import_tensor<D: Device>(
     Ok(None)
 }
 
-/// Passes the tensor of a handle to `send`, once it is computed; false if no device of this kind
-/// holds it.
-pub(super) fn send_staged<D: Device>(
+/// Where the tensor of a handle lies, once it is computed, and its bytes; none if no device of this
+/// kind holds it.
+pub(super) fn outgoing_bytes<D: Device>(
     tensor: &TensorHandle,
-    send: impl FnOnce(DeviceAddress, u64) -> Result<(), LinkError>,
-) -> Result<bool, LinkError> {
+) -> Result<Option<(DeviceAddress, u64)>, DeviceFault> {
     let staged = tensor.device_tensor().and_then(|any| any.downcast_ref::<StagedTensor<D>>());
-    let Some(staged) = staged else { return Ok(false) };
-    let bytes = staged.bytes();
-    let mut locked = staged.staging.lock().unwrap_or_else(PoisonError::into_inner);
-    let staging = locked.as_mut().expect("there until this is dropped");
+    let Some(staged) = staged else { return Ok(None) };
     checked(&staged.fault, staged.device.host_wait(&staged.filled))?;
-    send(staging.buffer.at(0), bytes)?;
-    Ok(true)
+    staged.with_buffer(|staging| Ok(Some((staging.buffer.at(0), staged.bytes()))))
 }
 
-/// A tensor of `len` numbers that `receive` fills, in a staging buffer; on the host if none is free.
-pub(super) fn receive_staged<D: Device>(
-    backend: &CudaBackend<D>,
-    pool: &StagingBufferPool<D>,
+/// Pinned memory of a link for tensors that find no staging buffer free, and its bytes.
+pub(super) struct LandingMemory<D: Device> {
+    memory: PinnedMemory<D>,
+    bytes: u64,
+}
+
+/// Memory that a tensor is received into.
+pub(super) struct IncomingTensor<D: Device> {
     len: usize,
-    receive: impl FnOnce(DeviceAddress, u64) -> Result<(), LinkError>,
-) -> Result<TensorHandle, LinkError> {
-    let device = backend.shared_device();
-    let element = ElementType::Row;
-    let bytes = element.bytes(device.precision()) * len as u64;
-    let Some(mut staging) = pool.acquire(backend, element, len)? else {
-        let memory = PinnedMemory::new(device, bytes)?;
-        receive(memory.at(0, bytes), bytes)?;
-        let mut read = vec![0; bytes as usize];
-        device.read_host(memory.at(0, bytes), &mut read);
-        return Ok(numbers_of(&read, element, device.precision()).into());
-    };
-    for read in staging.read.drain(..) {
-        device.host_wait(&read)?;
+    place: IncomingPlace<D>,
+}
+
+enum IncomingPlace<D: Device> {
+    Staging(StagingBuffer<D>),
+    Landing(LandingMemory<D>),
+}
+
+impl<D: Device> IncomingTensor<D> {
+    /// Memory for `len` numbers that no stream uses.
+    pub(super) fn new(
+        backend: &CudaBackend<D>,
+        pool: &StagingBufferPool<D>,
+        landing: &mut Option<LandingMemory<D>>,
+        len: usize,
+    ) -> Result<Self, DeviceFault> {
+        let device = backend.shared_device();
+        let element = ElementType::Row;
+        let Some(mut staging) = pool.acquire(backend, element, len)? else {
+            let bytes = element.bytes(device.precision()) * len as u64;
+            let landing = match landing.take().filter(|landing| landing.bytes >= bytes) {
+                Some(landing) => landing,
+                None => LandingMemory { memory: PinnedMemory::new(device, bytes)?, bytes },
+            };
+            return Ok(Self { len, place: IncomingPlace::Landing(landing) });
+        };
+        for read in staging.read.drain(..) {
+            device.host_wait(&read)?;
+        }
+        Ok(Self { len, place: IncomingPlace::Staging(staging) })
     }
-    receive(staging.buffer.at(0), bytes)?;
-    // Nothing is under way in the buffer any more; readers of a staged tensor wait for a fence.
-    let filled = device.record_fence(Stream::Upload)?;
-    Ok(of_staged(StagedTensor {
-        device: device.clone(),
-        fault: backend.shared_fault(),
-        staging: Mutex::new(Some(staging)),
-        filled,
-        len,
-        element,
-        pool: pool.return_sender.clone(),
-    }))
+
+    /// Where it is received, and its bytes.
+    pub(super) fn bytes(&self, backend: &CudaBackend<D>) -> (DeviceAddress, u64) {
+        let precision = backend.device().precision();
+        let bytes = ElementType::Row.bytes(precision) * self.len as u64;
+        let at = match &self.place {
+            IncomingPlace::Staging(staging) => staging.buffer.at(0),
+            IncomingPlace::Landing(landing) => landing.memory.at(0, bytes),
+        };
+        (at, bytes)
+    }
+
+    /// The tensor, which was received. Landing memory is there for the next one.
+    pub(super) fn arrived(
+        self,
+        backend: &CudaBackend<D>,
+        pool: &StagingBufferPool<D>,
+        landing: &mut Option<LandingMemory<D>>,
+    ) -> Result<TensorHandle, DeviceFault> {
+        let device = backend.shared_device();
+        let (at, bytes) = self.bytes(backend);
+        let element = ElementType::Row;
+        match self.place {
+            IncomingPlace::Landing(used) => {
+                let mut read = vec![0; bytes as usize];
+                device.read_host(at, &mut read);
+                *landing = Some(used);
+                Ok(numbers_of(&read, element, device.precision()).into())
+            }
+            IncomingPlace::Staging(staging) => Ok(of_staged(StagedTensor {
+                device: device.clone(),
+                fault: backend.shared_fault(),
+                // Nothing is under way in it any more; readers of a staged tensor wait for a fence.
+                filled: device.record_fence(Stream::Upload)?,
+                staging: Mutex::new(Some(staging)),
+                len: self.len,
+                element,
+                pool: pool.return_sender.clone(),
+            })),
+        }
+    }
 }
 
 /// Begins to copy numbers into a staging buffer beside the work; returns them if no buffer is free.

@@ -404,7 +404,6 @@ impl ControllerNode {
             | NodeMessage::NotKept(_)
             | NodeMessage::Keeping(_)
             | NodeMessage::KeepingLeft { .. }
-            | NodeMessage::Link { .. }
             | NodeMessage::Exporting => {}
         }
     }

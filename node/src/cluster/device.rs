@@ -21,7 +21,8 @@ use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::session::{WorkerCommand, WorkerEvent};
 use zbelastic_consensus::validation::Turn;
 use zbelastic_data::training_data::TrainingData;
-use zbelastic_machine::device_links::{self, LinkInvitation, LinkReport};
+use zbelastic_kernels::cuda::nccl::DeviceLinks;
+use zbelastic_machine::device_links::{self, LinkReport};
 use zbelastic_machine::layer_snapshot::{LayerSnapshot, LayerSnapshots};
 use zbelastic_policy::tick::milliticks;
 use zbelastic_schedule::Op;
@@ -45,7 +46,7 @@ use super::compute::WorkerDevice;
 use super::device_error::WorkerDeviceError;
 use super::frame_dispatch::FrameDispatcher;
 use super::tensor_links::TensorLinks;
-use begin::{DeviceLinkPair, begin};
+use begin::begin;
 use zbelastic_policy::device_gauge::DeviceGauge;
 
 /// Inputs that wait for the device at once: frames of a step, commands and reads. A plan has at
@@ -123,13 +124,6 @@ pub enum DeviceOutput {
     },
     /// How a step's time was spent here.
     StepTime(StepTime),
-    /// A worker is invited to send its tensors from device to device.
-    Invite {
-        /// The worker that sends tensors here.
-        to: NodeId,
-        /// The link that it is to begin.
-        invitation: LinkInvitation,
-    },
     /// What is to be logged of a link.
     Link(LinkReport),
     /// A stage was not run. The session has reported it to the cluster.
@@ -201,12 +195,9 @@ impl DeviceHandle {
         let gauge = Arc::new(DeviceGauge::default());
         let shared_gauge = gauge.clone();
         // A value that is neither 0 nor 1 is refused when the program begins.
-        let (links, link_sender) = match device_links::are_enabled() {
-            Ok(true) => {
-                let (links, sender) = TensorLinks::start(inbox.clone(), outbox.clone())?;
-                (Some(links), Some(sender))
-            }
-            Ok(false) | Err(_) => (None, None),
+        let links = match device_links::are_enabled() {
+            Ok(true) => Some(TensorLinks::start(frames.clone(), inbox.clone(), outbox.clone())?),
+            Ok(false) | Err(_) => None,
         };
         let shared_links = links.clone();
         // Made on its own thread: handles that a device makes need not move between threads.
@@ -216,7 +207,7 @@ impl DeviceHandle {
                 frames,
                 outbox.clone(),
                 (worker_device.name(), snapshots.clone()),
-                link_sender,
+                shared_links.clone(),
             ),
             links: shared_links,
             snapshots,
@@ -421,7 +412,7 @@ impl<M: WorkerDevice> DeviceThread<M> {
             DeviceInput::Begin(job) => {
                 // The memory of the job before is released first: it may not suffice for both.
                 self.runtime = None;
-                self.set_links([None, None]);
+                self.set_links(None);
                 self.corpus = Some(job.corpus.clone());
                 match begin(&self.worker_device, *job) {
                     Ok((runtime, links)) => {
@@ -432,10 +423,10 @@ impl<M: WorkerDevice> DeviceThread<M> {
                 }
             }
             DeviceInput::Runtime(input) => {
-                if let (RuntimeInput::Command(WorkerCommand::Load(_)), Some(threads)) =
+                if let (RuntimeInput::Command(WorkerCommand::Load(_)), Some(thread)) =
                     (&input, &self.links)
                 {
-                    threads.wait_for_memory();
+                    thread.wait();
                 }
                 self.release_snapshots()?;
                 self.send_to_runtime(input)?;
@@ -453,9 +444,9 @@ impl<M: WorkerDevice> DeviceThread<M> {
         Ok(())
     }
 
-    fn set_links(&self, links: DeviceLinkPair) {
-        if let Some(threads) = &self.links {
-            threads.set_device(links);
+    fn set_links(&self, links: Option<Box<dyn DeviceLinks>>) {
+        if let Some(thread) = &self.links {
+            thread.set_device(links);
         }
     }
 

@@ -21,13 +21,11 @@ use zbelastic_policy::frame_lane::{FrameLane, UnsentMessage, UnsentTurns, lane};
 use zbelastic_trainer::runtime::PeerFrame;
 use zbelastic_transport::{FrameSender, OutgoingFrame};
 use zbelastic_types::NodeId;
-use zbelastic_wire::frames::{
-    AnnouncedTensor, LayerOffer, OutgoingError, OutgoingMessage, outgoing,
-};
+use zbelastic_wire::frames::{LayerOffer, OutgoingError, OutgoingMessage, outgoing};
 
 use super::device::{DeviceOutput, OfferedSnapshot, OutputsClosed};
 use super::device_error::WorkerDeviceError;
-use super::tensor_links::LinkSender;
+use super::tensor_links::TensorLinks;
 
 /// Frames that wait for the dispatcher. When there are more the device thread waits for it: a
 /// device that is so far ahead of its network has nothing to gain.
@@ -71,8 +69,8 @@ pub(super) struct FrameDispatcher<R: FrameCarrier = FrameSender> {
     /// The queue of the thread for gradients of followers, once there is one.
     updates: Option<DispatchQueue>,
     unsent: UnsentTurns,
-    /// The links that tensors of the device leave by, until the thread for them has begun.
-    links: Option<LinkSender>,
+    /// The links that tensors of the device leave by.
+    links: Option<TensorLinks>,
 }
 
 /// Sends frames to the carrier, and faults to the event loop.
@@ -92,7 +90,7 @@ impl<R: FrameCarrier> FrameDispatcher<R> {
         frames: R,
         outbox: mpsc::Sender<DeviceOutput>,
         (device, snapshots): (String, LayerSnapshots),
-        links: Option<LinkSender>,
+        links: Option<TensorLinks>,
     ) -> Self {
         Self {
             forwarder: FrameForwarder { carrier: frames, outbox, device, snapshots },
@@ -118,8 +116,8 @@ impl<R: FrameCarrier> FrameDispatcher<R> {
             FrameLane::Follower => (&mut self.updates, Some(("updates", GRADIENTS_MAX))),
         };
         if let (None, Some(of)) = (&queue, thread) {
-            let links = matches!(lane, FrameLane::Pass { .. }).then(|| self.links.take());
-            *queue = self.forwarder.start(of, links.flatten());
+            let links = self.links.clone().filter(|_| matches!(lane, FrameLane::Pass { .. }));
+            *queue = self.forwarder.start(of, links);
         }
         match queue {
             Some(queue) => queue.send((to, frame, unsent)).map_err(|_| OutputsClosed),
@@ -133,36 +131,22 @@ impl<R: FrameCarrier> FrameForwarder<R> {
     fn start(
         &self,
         (name, frames_max): (&str, usize),
-        mut links: Option<LinkSender>,
+        links: Option<TensorLinks>,
     ) -> Option<DispatchQueue> {
         let (queue, frames): (DispatchQueue, _) = sync_channel(frames_max);
         let forwarder = self.clone();
         let carry = move || {
             while let Ok((to, frame, _unsent)) = frames.recv() {
-                let sent = match forwarder.send_by_link(to, &frame, links.as_mut()) {
-                    Ok(false) => forwarder.send(to, frame),
-                    sent => sent.map(drop),
+                let frame = match &links {
+                    Some(links) => links.send(to, frame),
+                    None => Some(frame),
                 };
-                if sent.is_err() {
+                if frame.is_some_and(|frame| forwarder.send(to, frame).is_err()) {
                     return;
                 }
             }
         };
         thread::Builder::new().name(name.to_owned()).spawn(carry).ok().map(|_| queue)
-    }
-
-    /// Sends a tensor from device to device. Yields whether it was sent.
-    fn send_by_link(
-        &self,
-        to: NodeId,
-        frame: &PeerFrame,
-        links: Option<&mut LinkSender>,
-    ) -> Result<bool, OutputsClosed> {
-        let Some(links) = links else { return Ok(false) };
-        let announce = |tensor: &AnnouncedTensor| self.carrier.submit(to, tensor.frame());
-        let (is_sent, reports) = links.send(to, frame, announce);
-        reports.into_iter().try_for_each(|report| self.report(DeviceOutput::Link(report)))?;
-        Ok(is_sent)
     }
 
     fn send(&self, to: NodeId, frame: PeerFrame) -> Result<(), OutputsClosed> {

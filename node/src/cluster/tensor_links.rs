@@ -1,100 +1,114 @@
-//! The threads of a worker's links: boundary tensors that are sent from device to device, each way by
-//! a thread that waits for the exchange. What is begun and given up is decided in
+//! The thread of a worker's links: boundary tensors that go from device to device. It alone calls NCCL,
+//! and waits for no exchange. What is begun and given up is decided in
 //! [`zbelastic_machine::device_links`].
 
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SendError, SyncSender, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
-use zbelastic_kernels::cuda::nccl::DeviceLinks;
-use zbelastic_machine::device_links::{
-    ExchangeGauge, IncomingLinks, LinkInvitation, LinkReport, OutgoingLinks,
-};
+use zbelastic_consensus::member::Holder;
+use zbelastic_kernels::cuda::nccl::{CommunicatorId, DeviceLinks, LinkEnd};
+use zbelastic_machine::device_links::{LinkMessage, LinkOutput, LinkPlan, TensorLinks as LinkCore};
 use zbelastic_trainer::runtime::{PeerBody, PeerFrame};
+use zbelastic_transport::FrameSender;
 use zbelastic_types::{Generation, NodeId};
-use zbelastic_wire::frames::AnnouncedTensor;
+use zbelastic_wire::frames::{AnnouncedTensor, LinkBody, LinkFrame};
 
 use super::device::{DeviceInput, DeviceOutput};
 
-/// Commands that wait for a thread: one for each tensor of a step, as the device's inbox has.
+/// Commands that wait for the thread: several for each tensor of a step.
 const COMMANDS_MAX: usize = 16_384;
-/// How often links that are begun are looked at: a plan has computed for longer before they matter.
-const BEGUN_PAUSE: Duration = Duration::from_millis(1);
+/// The first pause between two looks at an exchange, about what a small one takes.
+const PAUSE_MIN: Duration = Duration::from_micros(20);
+/// The longest: it adds no more than that to an exchange of many milliseconds.
+const PAUSE_MAX: Duration = Duration::from_millis(1);
 
-/// A message to one of the threads.
-pub(super) enum LinkCommand {
+/// A tensor that is received, with the plan and the worker that sends it.
+type SentTensor = (Generation, Holder, AnnouncedTensor);
+
+/// A message to the thread.
+enum LinkCommand {
     /// A job begins on another device, or on none.
     Device(Option<Box<dyn DeviceLinks>>),
-    /// To the sender: a receiver invites to a link.
-    Invited(NodeId, LinkInvitation),
-    /// To the receiver: a tensor came by way of the host.
+    /// A plan is loaded in which this worker is this one.
+    Plan(LinkPlan, Holder),
+    /// The plan stops, or may.
+    Stop,
+    /// The connection to a node ended.
+    Down(NodeId),
+    /// A tensor of a node came by way of the host.
     ByHost(NodeId, Generation),
-    /// To the receiver: a tensor is sent.
-    Announced(Box<AnnouncedTensor>),
-    /// To the receiver: another plan is loaded. Answered once the links before it are dropped.
-    Plan(SyncSender<()>),
+    /// A frame of the other end of a link.
+    Frame(Box<LinkFrame>),
+    /// A tensor is to be sent. The frame is returned if it has to go by way of the host.
+    Send(NodeId, Box<PeerFrame>, SyncSender<Option<PeerFrame>>),
+    /// Answered once the commands before it were executed.
+    Answer(SyncSender<()>),
 }
 
-/// The commands of both threads, and what ends their exchanges.
+/// The handle of the thread; cheap to clone.
 #[derive(Clone)]
 pub(super) struct TensorLinks {
-    incoming: SyncSender<LinkCommand>,
-    outgoing: SyncSender<LinkCommand>,
-    gauge: Arc<ExchangeGauge>,
-}
-
-/// The sending half, for the thread that sends what a device holds.
-pub(super) struct LinkSender {
-    commands: Receiver<LinkCommand>,
-    links: OutgoingLinks,
+    commands: SyncSender<LinkCommand>,
 }
 
 impl TensorLinks {
-    /// Starts the thread that receives; tensors that arrive go to `inbox`, reports to `outbox`.
+    /// Starts the thread: its messages go to `frames`, tensors that arrive to `inbox`, reports to
+    /// `outbox`.
     ///
     /// # Errors
     /// If the system gives no thread.
     pub(super) fn start(
+        frames: FrameSender,
         inbox: SyncSender<DeviceInput>,
         outbox: mpsc::Sender<DeviceOutput>,
-    ) -> std::io::Result<(Self, LinkSender)> {
-        let gauge = Arc::new(ExchangeGauge::default());
-        let (incoming, to_receive) = sync_channel(COMMANDS_MAX);
-        let (outgoing, commands) = sync_channel(COMMANDS_MAX);
-        let links = IncomingLinks::new(gauge.clone());
-        let receiver = LinkReceiver { commands: to_receive, links, inbox, outbox };
-        thread::Builder::new().name("link-receiver".to_owned()).spawn(move || receiver.run())?;
-        let sender = LinkSender { commands, links: OutgoingLinks::new(gauge.clone()) };
-        Ok((Self { incoming, outgoing, gauge }, sender))
+    ) -> std::io::Result<Self> {
+        let (commands, waiting) = sync_channel(COMMANDS_MAX);
+        let begin = move || LinkThread {
+            commands: waiting,
+            frames,
+            inbox,
+            outbox,
+            links: LinkCore::default(),
+            me: None,
+            sending: None,
+            pause: PAUSE_MIN,
+        };
+        let run = move || {
+            let mut thread = begin();
+            while thread.run_once().is_some() {}
+        };
+        thread::Builder::new().name("links".to_owned()).spawn(run)?;
+        Ok(Self { commands })
     }
 
-    /// What ends exchanges.
-    pub(super) fn gauge(&self) -> &ExchangeGauge {
-        &self.gauge
+    /// Sends a command. A thread that is thousands of them behind hangs in the driver; then nothing
+    /// is sent by a link any more.
+    fn command(&self, command: LinkCommand) {
+        let _hangs = self.commands.try_send(command);
     }
 
-    /// A job begins on a device with these links, a half for each thread.
-    pub(super) fn set_device(&self, [one, other]: [Option<Box<dyn DeviceLinks>>; 2]) {
-        // A thread that is so far behind has links that end with their plan.
-        let _behind = self.incoming.try_send(LinkCommand::Device(one));
-        let _behind = self.outgoing.try_send(LinkCommand::Device(other));
+    /// A job begins on a device with these links, or on none. Links before are dropped when this
+    /// returns.
+    pub(super) fn set_device(&self, device: Option<Box<dyn DeviceLinks>>) {
+        self.command(LinkCommand::Device(device));
+        self.wait();
     }
 
-    /// Waits until the memory of links of plans before the one in force is free. Their exchanges are
-    /// over.
-    pub(super) fn wait_for_memory(&self) {
-        let (dropped, is_dropped) = sync_channel(1);
-        if self.incoming.try_send(LinkCommand::Plan(dropped)).is_ok() {
-            // A thread that has ended holds no link.
-            let _ended = is_dropped.recv();
-        }
+    /// A plan is loaded, in which this worker is `me`.
+    pub(super) fn begin_plan(&self, plan: LinkPlan, me: Holder) {
+        self.command(LinkCommand::Plan(plan, me));
     }
 
-    /// A receiver invites to a link. What is not begun goes by way of the host.
-    pub(super) fn accept(&self, from: NodeId, invitation: LinkInvitation) {
-        let _behind = self.outgoing.try_send(LinkCommand::Invited(from, invitation));
+    /// The plan stops, or may.
+    pub(super) fn stop(&self) {
+        self.command(LinkCommand::Stop);
+    }
+
+    /// The connection to a node ended.
+    pub(super) fn note_down(&self, peer: NodeId) {
+        self.command(LinkCommand::Down(peer));
     }
 
     /// A frame came by way of the host.
@@ -102,92 +116,166 @@ impl TensorLinks {
         if let PeerBody::Frame(tensor) = &frame.body
             && !tensor.tensor.is_empty()
         {
-            let command = LinkCommand::ByHost(frame.sender.node, frame.generation);
-            let _behind = self.incoming.try_send(command);
+            self.command(LinkCommand::ByHost(frame.sender.node, frame.generation));
         }
     }
 
-    /// A tensor was announced. One that is not received is as a frame that was lost.
-    pub(super) fn receive(&self, announced: Box<AnnouncedTensor>) {
-        let _behind = self.incoming.try_send(LinkCommand::Announced(announced));
+    /// A frame of the other end of a link arrived.
+    pub(super) fn handle(&self, frame: Box<LinkFrame>) {
+        self.command(LinkCommand::Frame(frame));
     }
-}
 
-impl LinkSender {
-    /// Sends the tensor of a frame from device to device, if it can be; what announces it is sent by
-    /// `announce`. Yields whether it was sent, and what is to be reported.
-    pub(super) fn send(
-        &mut self,
-        to: NodeId,
-        frame: &PeerFrame,
-        mut announce: impl FnMut(&AnnouncedTensor),
-    ) -> (bool, Vec<LinkReport>) {
-        for command in self.commands.try_iter() {
-            match command {
-                LinkCommand::Device(device) => self.links.set_device(device),
-                LinkCommand::Invited(from, invitation) => self.links.accept(from, invitation),
-                LinkCommand::ByHost(..) | LinkCommand::Announced(_) | LinkCommand::Plan(_) => {}
-            }
+    /// Waits until the commands before are executed: memory of links of other plans is free then.
+    pub(super) fn wait(&self) {
+        let (answer, answered) = sync_channel(1);
+        if self.commands.try_send(LinkCommand::Answer(answer)).is_ok() {
+            // A thread that has ended holds no link.
+            let _ended = answered.recv();
         }
-        let (Some(announced), PeerBody::Frame(tensor)) = (AnnouncedTensor::of(frame), &frame.body)
-        else {
-            return (false, Vec::new());
-        };
-        let to = (to, frame.generation);
-        let is_sent = self.links.send(to, &tensor.tensor, || announce(&announced));
-        (is_sent, self.links.take_reports())
+    }
+
+    /// Sends the tensor of a frame from device to device, and returns when the other end has it. A
+    /// frame that has to go by way of the host is returned.
+    pub(super) fn send(&self, to: NodeId, frame: PeerFrame) -> Option<PeerFrame> {
+        if !matches!(&frame.body, PeerBody::Frame(tensor) if tensor.tensor.is_on_device()) {
+            return Some(frame);
+        }
+        let (answer, answered) = sync_channel(1);
+        match self.commands.send(LinkCommand::Send(to, Box::new(frame), answer)) {
+            Ok(()) => answered.recv().unwrap_or(None),
+            Err(SendError(LinkCommand::Send(_, frame, _))) => Some(*frame),
+            Err(_) => None,
+        }
     }
 }
 
-/// The thread that receives.
-struct LinkReceiver {
+struct LinkThread {
     commands: Receiver<LinkCommand>,
-    links: IncomingLinks,
+    frames: FrameSender,
     inbox: SyncSender<DeviceInput>,
     outbox: mpsc::Sender<DeviceOutput>,
+    links: LinkCore<SentTensor>,
+    /// The plan in force, and this worker in it.
+    me: Option<(Generation, Holder)>,
+    /// The frame whose tensor is under way, and whom to answer.
+    sending: Option<(NodeId, Box<PeerFrame>, SyncSender<Option<PeerFrame>>)>,
+    pause: Duration,
 }
 
-impl LinkReceiver {
-    fn run(mut self) {
-        while self.run_once().is_some() {}
-    }
-
-    /// Handles the next command. None if a channel was dropped.
+impl LinkThread {
+    /// Goes on with what is under way and executes the next command. None if a channel was dropped.
     fn run_once(&mut self) -> Option<()> {
-        let command = if self.links.advance() {
-            match self.commands.recv_timeout(BEGUN_PAUSE) {
-                Ok(command) => Some(command),
-                Err(RecvTimeoutError::Timeout) => None,
+        let is_busy = self.links.advance();
+        self.perform()?;
+        let command = if is_busy {
+            match self.commands.recv_timeout(self.pause) {
+                Ok(command) => command,
+                Err(RecvTimeoutError::Timeout) => {
+                    self.pause = (2 * self.pause).min(PAUSE_MAX);
+                    return Some(());
+                }
                 Err(RecvTimeoutError::Disconnected) => return None,
             }
         } else {
-            Some(self.commands.recv().ok()?)
+            self.commands.recv().ok()?
         };
+        self.pause = PAUSE_MIN;
+        self.execute(command);
+        self.perform()
+    }
+
+    fn execute(&mut self, command: LinkCommand) {
         match command {
-            Some(LinkCommand::Device(device)) => self.links.set_device(device),
-            Some(LinkCommand::ByHost(from, generation)) => {
-                if let Some(invitation) = self.links.invite(from, generation) {
-                    let output = DeviceOutput::Invite { to: from, invitation };
-                    self.outbox.blocking_send(output).ok()?;
+            LinkCommand::Device(device) => self.links.set_device(device),
+            LinkCommand::Plan(plan, me) => {
+                // What says that links before are over belongs to their plan.
+                self.links.stop();
+                let _closed = self.perform();
+                self.me = Some((plan.generation, me));
+                self.links.begin_plan(plan);
+            }
+            LinkCommand::Stop => self.links.stop(),
+            LinkCommand::Down(peer) => self.links.note_down(peer),
+            LinkCommand::ByHost(from, generation) => self.links.note_by_host(from, generation),
+            LinkCommand::Frame(frame) => {
+                let LinkFrame { generation, sender, body } = *frame;
+                if let Some(message) = message((generation, sender), body) {
+                    self.links.handle(sender.node, generation, message);
                 }
             }
-            Some(LinkCommand::Announced(announced)) => {
-                let from = (announced.sender.node, announced.generation);
-                if let Some(tensor) = self.links.receive(from, announced.len()) {
-                    let frame = Box::new(announced.arrived(tensor));
-                    let _full_or_gone =
-                        self.inbox.try_send(DeviceInput::Frame(frame, Instant::now()));
-                }
+            LinkCommand::Send(to, frame, answer) => self.send(to, frame, answer),
+            LinkCommand::Answer(answer) => {
+                let _nobody_waits = answer.try_send(());
             }
-            Some(LinkCommand::Plan(dropped)) => {
-                self.links.advance();
-                let _nobody_waits = dropped.try_send(());
-            }
-            Some(LinkCommand::Invited(..)) | None => {}
         }
-        for report in self.links.take_reports() {
-            self.outbox.blocking_send(DeviceOutput::Link(report)).ok()?;
+    }
+
+    fn send(&mut self, to: NodeId, frame: Box<PeerFrame>, answer: SyncSender<Option<PeerFrame>>) {
+        let (generation, sender) = (frame.generation, frame.sender);
+        let is_begun = AnnouncedTensor::of(&frame).is_some_and(|(announced, tensor)| {
+            self.links.send(to, generation, tensor, (generation, sender, announced))
+        });
+        if is_begun {
+            self.sending = Some((to, frame, answer));
+        } else {
+            let _nobody_waits = answer.try_send(Some(*frame));
+        }
+    }
+
+    /// Carries out what the links decided.
+    fn perform(&mut self) -> Option<()> {
+        while let Some(output) = self.links.poll_output() {
+            match output {
+                LinkOutput::Message(to, message) => {
+                    if let Some((generation, sender)) = self.me {
+                        let frame = LinkFrame { generation, sender, body: body(message) };
+                        // One that is lost was lost with its connection, which ends the link.
+                        let _queued_or_lost = self.frames.send(to, frame.frame());
+                    }
+                }
+                LinkOutput::Arrived((generation, sender, announced), tensor) => {
+                    let frame = Box::new(announced.arrived((generation, sender), tensor));
+                    let input = DeviceInput::Frame(frame, Instant::now());
+                    let _full_or_gone = self.inbox.try_send(input);
+                }
+                LinkOutput::Resolved(to, is_sent) => {
+                    if let Some((_, frame, answer)) = self.sending.take_if(|(of, ..)| *of == to) {
+                        let _nobody_waits = answer.try_send((!is_sent).then_some(*frame));
+                    }
+                }
+                LinkOutput::Report(report) => {
+                    self.outbox.blocking_send(DeviceOutput::Link(report)).ok()?;
+                }
+            }
         }
         Some(())
+    }
+}
+
+/// The message in a frame; none if its id is none.
+fn message(
+    (generation, sender): (Generation, Holder),
+    body: LinkBody,
+) -> Option<LinkMessage<SentTensor>> {
+    Some(match body {
+        LinkBody::Invite(id) => LinkMessage::Invite(CommunicatorId(id.try_into().ok()?)),
+        LinkBody::Announced { number, len, tensor } => {
+            LinkMessage::Announced { number, len, tensor: (generation, sender, tensor) }
+        }
+        LinkBody::Received(number) => LinkMessage::Received(number),
+        LinkBody::SenderEnded => LinkMessage::Ended(LinkEnd::Sender),
+        LinkBody::ReceiverEnded => LinkMessage::Ended(LinkEnd::Receiver),
+    })
+}
+
+fn body(message: LinkMessage<SentTensor>) -> LinkBody {
+    match message {
+        LinkMessage::Invite(id) => LinkBody::Invite(id.0.to_vec()),
+        LinkMessage::Announced { number, len, tensor: (_, _, tensor) } => {
+            LinkBody::Announced { number, len, tensor }
+        }
+        LinkMessage::Received(number) => LinkBody::Received(number),
+        LinkMessage::Ended(LinkEnd::Sender) => LinkBody::SenderEnded,
+        LinkMessage::Ended(LinkEnd::Receiver) => LinkBody::ReceiverEnded,
     }
 }

@@ -184,7 +184,9 @@ impl WorkerNode {
         match event {
             TransportEvent::Up { peer, .. } => self.connections.note_up(peer.node),
             TransportEvent::Down { peer, reason } => {
-                self.interrupt_exchanges();
+                if let Some(links) = self.ports.device.links() {
+                    links.note_down(peer.node);
+                }
                 let exit = self.connections.note_down(peer, reason, &mut self.ports.journal);
                 self.pieces.note_holder_down(peer.node, &mut self.ports);
                 self.exit_if(exit);
@@ -285,7 +287,6 @@ impl WorkerNode {
                 fetch_again(name, vec![node], &self.ports.tasks);
             }
             NodeMessage::Exporting => self.ports.work_log.note_export(),
-            NodeMessage::Link { generation, id } => self.accept_link(from.node, (generation, id)),
             // For controllers.
             NodeMessage::SaveFailed(_)
             | NodeMessage::Took { .. }
@@ -326,7 +327,6 @@ impl WorkerNode {
                 self.ports.send_to_controllers(&NodeMessage::Evaluated { steps_done, loss });
             }
             DeviceOutput::StepTime(step) => report_step_time(step, &mut self.ports),
-            DeviceOutput::Invite { to, invitation } => self.invite(to, invitation),
             DeviceOutput::Link(report) => self.log_link(report),
             DeviceOutput::StageRefused(refusal) => {
                 self.ports.journal.warn(format!("it does not run its stage: {refusal}"));

@@ -5,9 +5,8 @@ use std::fmt;
 use zbelastic_transport::FrameClass;
 
 use super::{
-    ANNOUNCED, ANNOUNCED_END, BOUNDARIES, BOUNDARIES_END, GRADIENTS, GRADIENTS_END, HALVES,
-    HALVES_END, KIND_BITS, LAYER_PIECES_MAX, PARTIAL_EXCHANGES, PARTIAL_PIECES_MAX, PARTIALS,
-    UPDATES,
+    BOUNDARIES, BOUNDARIES_END, GRADIENTS, GRADIENTS_END, HALVES, HALVES_END, KIND_BITS,
+    LAYER_PIECES_MAX, LINK, LINK_END, PARTIAL_EXCHANGES, PARTIAL_PIECES_MAX, PARTIALS, UPDATES,
 };
 
 /// What a class is, in words.
@@ -41,13 +40,11 @@ impl fmt::Display for FrameClassName {
             HALVES..HALVES_END => {
                 write!(f, "a boundary tensor of slice {} in bfloat16", kind - HALVES)?;
             }
-            ANNOUNCED..ANNOUNCED_END => {
-                write!(f, "an announcement of a tensor of slice {}", kind - ANNOUNCED)?;
-            }
+            LINK => write!(f, "a frame of a link")?,
             0
             | BOUNDARIES_END..HALVES
-            | HALVES_END..ANNOUNCED
-            | ANNOUNCED_END..GRADIENTS
+            | HALVES_END..LINK
+            | LINK_END..GRADIENTS
             | GRADIENTS_END..UPDATES => {
                 return write!(f, "an unknown class {}", self.0.0);
             }

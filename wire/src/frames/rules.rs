@@ -63,11 +63,10 @@ impl FrameExpectations<'_> {
                         TensorFrameKind::Halves(*slice).of(now),
                         vec![pairs],
                     )?;
-                    let announced = TensorFrameKind::Announced(*slice).of(now);
-                    rules.allow(holder.node, announced, Vec::new())?;
                 }
                 rules.allow(holder.node, TensorFrameKind::Prefix.of(now), Vec::new())?;
                 rules.allow(holder.node, TensorFrameKind::Receipt.of(now), Vec::new())?;
+                rules.allow(holder.node, TensorFrameKind::Link.of(now), Vec::new())?;
                 if let Some(own) = own {
                     self.allow_partials(&mut rules, plan, [own, of], holder.node)?;
                 }

@@ -254,36 +254,40 @@ fn boundary_tensors_in_bfloat16_travel_two_in_a_float() {
 }
 
 #[test]
-fn a_tensor_that_is_announced_becomes_the_frame_it_was() {
+fn frames_of_links_travel_without_floats() {
     let plan = plan();
     let rules = rules(&config(), &plan).expect("short enough");
     let (mode, flow, pass) = (PassMode::Training, Flow::Forward, Pass::new(1, 3));
     let body = |tensor| PeerBody::Frame(Frame { turn: turn(), mode, flow, pass, tensor });
-    let frame = PeerFrame {
-        generation: GENERATION,
-        sender: holder(1),
-        body: body(TensorHandle::from(vec![1.0, 2.0])),
-    };
-    let sent = AnnouncedTensor::of(&frame).expect("a boundary tensor");
-    let frame = sent.frame();
-    assert!(frame.parts().is_empty(), "its numbers go another way");
-    let Ok(IncomingFrame::Announced(found)) = incoming(arrive(&frame, &rules)) else {
-        panic!("an announcement")
-    };
-    assert_eq!((*found, found.len()), (sent, 2));
-    let PeerBody::Frame(arrived) = found.arrived(vec![1.0, 2.0].into()).body else {
-        panic!("a boundary tensor")
-    };
+    let tensor = TensorHandle::from(vec![1.0, 2.0]);
+    let of = |body| PeerFrame { generation: GENERATION, sender: holder(1), body };
+    let frame = of(body(tensor.clone()));
+    let (announced, handle) = AnnouncedTensor::of(&frame).expect("a boundary tensor");
+    assert_eq!(handle.len(), 2);
+    let bodies = [
+        LinkBody::Invite(vec![7; 128]),
+        LinkBody::Announced { number: 5, len: 2, tensor: announced },
+        LinkBody::Received(5),
+        LinkBody::SenderEnded,
+        LinkBody::ReceiverEnded,
+    ];
+    for body in bodies {
+        let sent = LinkFrame { generation: GENERATION, sender: holder(1), body };
+        let frame = sent.clone().frame();
+        assert!(frame.parts().is_empty(), "numbers go another way");
+        let Ok(IncomingFrame::Link(found)) = incoming(arrive(&frame, &rules)) else {
+            panic!("a frame of a link")
+        };
+        assert_eq!(*found, sent);
+    }
+    let arrived = announced.arrived((GENERATION, holder(1)), tensor);
+    let PeerBody::Frame(arrived) = arrived.body else { panic!("a boundary tensor") };
     assert_eq!(
         (arrived.turn, arrived.mode, arrived.flow, arrived.pass),
         (turn(), mode, flow, pass)
     );
-    let request = PeerFrame {
-        generation: GENERATION,
-        sender: holder(1),
-        body: PeerBody::Fetch { layer: LayerId(0), version: Step(1) },
-    };
-    assert_eq!(AnnouncedTensor::of(&request), None);
+    let request = of(PeerBody::Fetch { layer: LayerId(0), version: Step(1) });
+    assert!(AnnouncedTensor::of(&request).is_none());
 }
 
 /// What a configuration that got past its own check would meet.
@@ -443,14 +447,10 @@ fn every_frame_of_a_large_plan_has_a_class_of_its_own() {
     });
     let gradients = (0..GRADIENT_FRAMES_MAX).map(TensorFrameKind::Gradients);
     let slices = (0..BOUNDARIES_MAX).flat_map(|slice| {
-        let slice = SliceIndex(slice);
-        [
-            TensorFrameKind::Boundary(slice),
-            TensorFrameKind::Halves(slice),
-            TensorFrameKind::Announced(slice),
-        ]
+        [TensorFrameKind::Boundary(SliceIndex(slice)), TensorFrameKind::Halves(SliceIndex(slice))]
     });
-    let others = [TensorFrameKind::Prefix, TensorFrameKind::Receipt].into_iter();
+    let others =
+        [TensorFrameKind::Prefix, TensorFrameKind::Receipt, TensorFrameKind::Link].into_iter();
     let kinds = partials.chain(updates).chain(gradients).chain(slices).chain(others);
     let classes: Vec<u32> = kinds.map(|kind| kind.of(Generation(1)).0).collect();
     let distinct: std::collections::BTreeSet<u32> = classes.iter().copied().collect();

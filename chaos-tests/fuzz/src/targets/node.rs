@@ -97,7 +97,7 @@ pub fn worker_frames(bytes: &[u8]) -> DecodeOutcome {
                 is_taken = true;
             }
             Ok(IncomingFrame::Piece(piece)) => drop(assembly.push(*piece)),
-            Ok(IncomingFrame::Announced(tensor)) => assert_eq!(tensor.sender.node, SENDER.node),
+            Ok(IncomingFrame::Link(frame)) => assert_eq!(frame.sender.node, SENDER.node),
             Err(fault) => drop(fault.to_string()),
         }
     }

@@ -1,13 +1,16 @@
 //! Bytes that two ranks of a communicator exchange, each in a stream of its own machine.
 //!
-//! An exchange takes its turn in a stream and stays there until the other rank has come to the same
-//! one: NCCL's manual allows a send to wait for its receive. The ranks may be two processes; what
-//! passes between them is a connection over the loopback that no call waits for.
+//! Whether a send is over when it has its turn, or when its receive has come to the same one, NCCL
+//! leaves open; both are there ([`ExchangeManners`]). An aborted rank does not tell the other one.
+//! The ranks may be two processes; what passes between them is a connection over the loopback that
+//! no call waits for.
 
 use std::fmt;
 use std::io::{self, ErrorKind, Read, Write};
+use std::mem;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::slice;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use cudarc::nccl::sys::ncclResult_t;
@@ -26,10 +29,27 @@ enum RankState {
     Dials(u16),
     /// Connected; the other's device is being read.
     Greets(TcpStream, PartialNumber),
-    Ready(TcpStream),
+    Ready(RankConnection),
     Failed(ncclResult_t),
     /// What is still in a stream ends without effect.
     Aborted,
+}
+
+/// The connection of two ranks that are ready.
+struct RankConnection {
+    stream: TcpStream,
+    /// Receives that the other end has posted, and how much of the next was read.
+    posted: u64,
+    next: PartialNumber,
+}
+
+/// What NCCL leaves open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExchangeManners {
+    /// A send is over once its bytes have left, whether or not a receive was posted.
+    pub is_eager: bool,
+    /// The end of the other process is an error; else nothing happens any more.
+    pub notices_ends: bool,
 }
 
 /// One rank of a communicator.
@@ -37,6 +57,8 @@ pub struct CommunicatorRank {
     /// Index of the device that it exchanges for.
     device: usize,
     state: Mutex<RankState>,
+    /// Exchanges that were enqueued.
+    enqueued: AtomicU64,
 }
 
 /// A number of which some bytes were read.
@@ -76,12 +98,21 @@ fn advance(
 impl CommunicatorRank {
     /// Rank 0 of a communicator, which the other connects to.
     pub fn listening(device: usize, listener: TcpListener) -> Self {
-        Self { device, state: Mutex::new(RankState::Listens(listener)) }
+        Self::new(device, RankState::Listens(listener))
     }
 
     /// Rank 1, which connects to this port.
     pub fn dialing(device: usize, port: u16) -> Self {
-        Self { device, state: Mutex::new(RankState::Dials(port)) }
+        Self::new(device, RankState::Dials(port))
+    }
+
+    fn new(device: usize, state: RankState) -> Self {
+        Self { device, state: Mutex::new(state), enqueued: AtomicU64::new(0) }
+    }
+
+    /// The number of an exchange that is about to be enqueued, counted from 0.
+    pub fn next_number(&self) -> u64 {
+        self.enqueued.fetch_add(1, Ordering::Relaxed)
     }
 
     /// How the communicator is, as `ncclCommGetAsyncError` reports it. Its initialization goes on
@@ -111,7 +142,10 @@ impl CommunicatorRank {
                 Ok(Some(device)) if device == self.device as u64 => {
                     Ok(RankState::Failed(ncclResult_t::ncclInvalidUsage))
                 }
-                Ok(Some(_)) => stream.try_clone().map(RankState::Ready),
+                Ok(Some(_)) => stream.try_clone().map(|stream| {
+                    let next = PartialNumber::default();
+                    RankState::Ready(RankConnection { stream, posted: 0, next })
+                }),
                 Err(error) => Err(error),
             },
             RankState::Ready(_) => return ncclResult_t::ncclSuccess,
@@ -129,9 +163,13 @@ impl CommunicatorRank {
         }
     }
 
-    /// Ends it: exchanges in streams end without effect.
+    /// Ends it: exchanges in streams end without effect. The other end is not told: its connection
+    /// stays open as long as this process lives.
     pub fn abort(&self) {
-        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = RankState::Aborted;
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if let RankState::Ready(connection) = mem::replace(&mut *state, RankState::Aborted) {
+            mem::forget(connection.stream);
+        }
     }
 }
 
@@ -145,9 +183,10 @@ pub enum ExchangeKind {
 /// How far an exchange is.
 #[derive(Default)]
 struct ExchangeProgress {
-    /// The receiver's length, which the sender waits for.
-    length: PartialNumber,
     is_posted: bool,
+    /// The sender's length, which the receiver compares.
+    length: PartialNumber,
+    is_compared: bool,
     done: usize,
     /// What has arrived of the bytes: they are written at the end.
     arrived: Vec<u8>,
@@ -156,6 +195,8 @@ struct ExchangeProgress {
 /// A send or a receive in a stream.
 pub struct Exchange {
     kind: ExchangeKind,
+    /// Its number among those of its rank.
+    number: u64,
     address: u64,
     bytes: usize,
     progress: Mutex<ExchangeProgress>,
@@ -169,13 +210,14 @@ impl fmt::Debug for CommunicatorRank {
 
 impl fmt::Debug for Exchange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} of {} bytes", self.kind, self.bytes)
+        write!(f, "{:?} {} of {} bytes", self.kind, self.number, self.bytes)
     }
 }
 
 impl Exchange {
-    pub fn new(kind: ExchangeKind, address: u64, bytes: usize) -> Self {
-        Self { kind, address, bytes, progress: Mutex::default() }
+    /// The exchange of this number of its rank.
+    pub fn new(kind: ExchangeKind, number: u64, (address, bytes): (u64, usize)) -> Self {
+        Self { kind, number, address, bytes, progress: Mutex::default() }
     }
 
     /// Goes on as far as it goes without a wait. True if it is over.
@@ -185,19 +227,21 @@ impl Exchange {
     pub fn advance(
         &self,
         rank: &CommunicatorRank,
+        manners: ExchangeManners,
         blocks: &MemoryBlocks,
     ) -> Result<bool, InvalidAccess> {
         blocks.owner_of(self.address, self.bytes).ok_or(InvalidAccess)?;
         let mut state = rank.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let RankState::Ready(stream) = &*state else { return Ok(true) };
+        let RankState::Ready(connection) = &mut *state else { return Ok(true) };
         let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
         let advanced = match self.kind {
-            ExchangeKind::Send => self.send(stream, &mut progress),
-            ExchangeKind::Receive => self.receive(stream, &mut progress),
+            ExchangeKind::Send => self.send(connection, &mut progress, manners.is_eager),
+            ExchangeKind::Receive => self.receive(&connection.stream, &mut progress),
         };
         Ok(advanced.unwrap_or_else(|error| {
             let result = match error.kind() {
                 ErrorKind::InvalidData => ncclResult_t::ncclInvalidUsage,
+                _ if !manners.notices_ends => return false,
                 _ => ncclResult_t::ncclRemoteError,
             };
             *state = RankState::Failed(result);
@@ -205,12 +249,22 @@ impl Exchange {
         }))
     }
 
-    fn send(&self, mut stream: &TcpStream, progress: &mut ExchangeProgress) -> io::Result<bool> {
-        if !progress.is_posted {
-            let Some(length) = progress.length.read(stream)? else { return Ok(false) };
-            if length != self.bytes as u64 {
-                return Err(ErrorKind::InvalidData.into());
+    fn send(
+        &self,
+        connection: &mut RankConnection,
+        progress: &mut ExchangeProgress,
+        is_eager: bool,
+    ) -> io::Result<bool> {
+        let RankConnection { stream, posted, next } = connection;
+        while !is_eager && *posted <= self.number {
+            if next.read(stream)?.is_none() {
+                return Ok(false);
             }
+            *next = PartialNumber::default();
+            *posted += 1;
+        }
+        if !progress.is_posted {
+            stream.write_all(&(self.bytes as u64).to_le_bytes())?;
             progress.is_posted = true;
         }
         // SAFETY: it lies within a block, and the stream that it is in may read it.
@@ -221,9 +275,16 @@ impl Exchange {
 
     fn receive(&self, mut stream: &TcpStream, progress: &mut ExchangeProgress) -> io::Result<bool> {
         if !progress.is_posted {
-            stream.write_all(&(self.bytes as u64).to_le_bytes())?;
+            stream.write_all(&self.number.to_le_bytes())?;
             progress.is_posted = true;
             progress.arrived = vec![0; self.bytes];
+        }
+        if !progress.is_compared {
+            let Some(length) = progress.length.read(stream)? else { return Ok(false) };
+            if length != self.bytes as u64 {
+                return Err(ErrorKind::InvalidData.into());
+            }
+            progress.is_compared = true;
         }
         let ExchangeProgress { done, arrived, .. } = progress;
         *done = advance(*done, self.bytes, |at| stream.read(&mut arrived[at..]))?;

@@ -5,6 +5,7 @@ use std::thread::{self, ThreadId};
 
 use cudarc::driver::sys::CUresult;
 
+use super::exchange::ExchangeManners;
 use super::work::StreamWork;
 use super::{DriverResult, EmulatedMachine};
 use crate::settings::ExecutionOrder;
@@ -121,7 +122,11 @@ impl EmulatedMachine {
                 }
             }
             Some(StreamWork::Exchange(rank, exchange)) if self.devices[device].fault.is_none() => {
-                match exchange.advance(rank, &self.blocks) {
+                let manners = ExchangeManners {
+                    is_eager: self.settings.order == ExecutionOrder::Eager,
+                    notices_ends: self.settings.order != ExecutionOrder::Lazy,
+                };
+                match exchange.advance(rank, manners, &self.blocks) {
                     Ok(true) => {}
                     Ok(false) => return false,
                     Err(_) => {

@@ -35,8 +35,8 @@ fn layer_clock() -> LayerClock {
     Box::new(move || clock.now_us())
 }
 
-/// What begins links of a device, for the thread that receives and the one that sends.
-pub(super) type DeviceLinkPair = [Option<Box<dyn DeviceLinks>>; 2];
+/// The runtime of a job, and what begins links of its device, if there are any.
+type BegunJob<M> = (DeviceRuntime<M>, Option<Box<dyn DeviceLinks>>);
 
 /// The runtime of a job, on a device that is opened for it, and its links.
 ///
@@ -45,11 +45,11 @@ pub(super) type DeviceLinkPair = [Option<Box<dyn DeviceLinks>>; 2];
 pub(super) fn begin<M: WorkerDevice>(
     worker_device: &M,
     job: DeviceJob,
-) -> Result<(DeviceRuntime<M>, DeviceLinkPair), WorkerDeviceError> {
+) -> Result<BegunJob<M>, WorkerDeviceError> {
     let DeviceJob { document, corpus, weights, scratch } = job;
     let config = &document.job.config;
     let device = worker_device.open(config.arithmetic)?;
-    let links = [M::links(&device), M::links(&device)];
+    let links = M::links(&device);
     let model = BackendStageFactory {
         model: config.model.clone(),
         optimizer: config.optimizer.clone(),

@@ -88,7 +88,7 @@ impl WorkerNode {
             | WorkerCommand::Stop
             | WorkerCommand::Rewind
             | WorkerCommand::TakeInventory { .. } => {
-                self.interrupt_exchanges();
+                self.stop_links();
                 self.ports.send_to_device(RuntimeInput::Command(command));
             }
             WorkerCommand::Save { .. } | WorkerCommand::Release => {

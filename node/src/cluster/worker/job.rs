@@ -14,7 +14,7 @@ use zbelastic_data::training_data::TrainingData;
 use zbelastic_policy::roster::Roster;
 use zbelastic_trainer::elastic::{StateLen, image_bytes};
 use zbelastic_trainer::model::{LayerSpec, model_layers};
-use zbelastic_types::{ClusterId, Digest, Generation, LayerId, NodeId, RunId, Step};
+use zbelastic_types::{ClusterId, Digest, LayerId, NodeId, RunId, Step};
 use zbelastic_wire::NodeMessage;
 use zbelastic_wire::document::{DataName, JobDocument, NamedJob};
 use zbelastic_wire::frames::FrameExpectations;
@@ -28,6 +28,7 @@ use crate::cluster::process_exit::ProcessExit;
 use crate::cluster::stores::StoreLocations;
 use zbelastic_config::NoticePolicy;
 use zbelastic_kernels::Precision;
+use zbelastic_machine::device_links::LinkPlan;
 use zbelastic_machine::second_store::SECOND_STORE;
 use zbelastic_policy::WorkCounter;
 
@@ -60,13 +61,6 @@ impl ActiveJob {
     /// Pieces of a checkpoint that other nodes are to have beside this one.
     pub(super) fn copies(&self) -> usize {
         self.document.job.config.checkpoint.copies as usize
-    }
-
-    /// Whether a node has a stage of the plan of this number, which is the one in force.
-    pub(super) fn has_stage_at(&self, node: NodeId, generation: Generation) -> bool {
-        self.plan.as_ref().is_some_and(|plan| {
-            plan.generation == generation && plan.stages.iter().any(|holder| holder.node == node)
-        })
     }
 
     /// The type of products' factors.
@@ -302,8 +296,12 @@ impl WorkerJob {
         let Some(job) = self.active_mut() else { return };
         if let Some(links) = ports.device.links() {
             let config = &job.document.job.config;
-            let tensor_len_max = config.batch.microbatch.rows() * config.model.width as usize;
-            links.gauge().begin_plan(plan.generation, tensor_len_max);
+            let len_max = config.batch.microbatch.rows() * config.model.width as usize;
+            let link_plan = LinkPlan { generation: plan.generation, len_max: len_max as u32 };
+            match plan.stages.iter().find(|holder| holder.node == ports.me) {
+                Some(me) => links.begin_plan(link_plan, *me),
+                None => links.stop(),
+            }
         }
         job.plan = Some(plan);
         job.precopy = None;

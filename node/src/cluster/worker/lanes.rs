@@ -2,12 +2,10 @@
 
 use std::time::Instant;
 
-use zbelastic_kernels::cuda::nccl::CommunicatorId;
-use zbelastic_machine::device_links::{LinkInvitation, LinkReport};
+use zbelastic_machine::device_links::LinkReport;
 use zbelastic_transport::Transport;
-use zbelastic_types::{Generation, NodeId};
 use zbelastic_wire::frames::{IncomingFrame, incoming};
-use zbelastic_wire::{self as wire, BulkKey, NodeMessage};
+use zbelastic_wire::{self as wire, BulkKey};
 
 use super::WorkerNode;
 use crate::cluster::blob_registry::BlobRegistry;
@@ -30,8 +28,8 @@ pub(super) fn connect_lanes(
                 DeviceInput::Frame(frame, Instant::now())
             }
             (Ok(IncomingFrame::Piece(piece)), _) => DeviceInput::Piece(piece),
-            (Ok(IncomingFrame::Announced(tensor)), Some(links)) => return links.receive(tensor),
-            (Ok(IncomingFrame::Announced(_)), None) | (Err(_), _) => return,
+            (Ok(IncomingFrame::Link(frame)), Some(links)) => return links.handle(frame),
+            (Ok(IncomingFrame::Link(_)), None) | (Err(_), _) => return,
         };
         let _ = to_device.send(input);
     }));
@@ -43,26 +41,11 @@ pub(super) fn connect_lanes(
 }
 
 impl WorkerNode {
-    /// Sends from device to device under way go by way of the host: a peer may be gone, or the
-    /// device thread, which may wait for them, has to answer.
-    pub(super) fn interrupt_exchanges(&self) {
+    /// The plan stops, or may: what is sent from device to device goes by way of the host, so that the
+    /// device thread, which may wait for it, can answer.
+    pub(super) fn stop_links(&self) {
         if let Some(links) = self.ports.device.links() {
-            links.gauge().interrupt();
-        }
-    }
-
-    /// A worker sends tensors here by way of the host.
-    pub(super) fn invite(&mut self, to: NodeId, invitation: LinkInvitation) {
-        let LinkInvitation { generation, id } = invitation;
-        self.ports.outbox.send(to, NodeMessage::Link { generation, id: id.0.to_vec() });
-    }
-
-    /// A worker of the plan invites this one to send tensors from device to device.
-    pub(super) fn accept_link(&self, from: NodeId, (generation, id): (Generation, Vec<u8>)) {
-        let is_of_plan = self.job.active().is_some_and(|job| job.has_stage_at(from, generation));
-        if let (Some(links), Ok(id), true) = (self.ports.device.links(), id.try_into(), is_of_plan)
-        {
-            links.accept(from, LinkInvitation { generation, id: CommunicatorId(id) });
+            links.stop();
         }
     }
 
@@ -71,8 +54,8 @@ impl WorkerNode {
             LinkReport::Ready { to } => {
                 self.ports.journal.log(format!("tensors for node {to} are sent by NCCL"));
             }
-            LinkReport::Failed { peer, error } => self.ports.journal.warn(format!(
-                "tensors from or for node {peer} go by way of the host until the next plan: {error}"
+            LinkReport::Failed { peer, reason } => self.ports.journal.warn(format!(
+                "tensors of a link with node {peer} go by way of the host until the next plan: {reason}"
             )),
         }
     }
