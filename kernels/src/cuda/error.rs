@@ -58,10 +58,9 @@ impl Library {
     /// The package at PyPI that holds it, if any does.
     pub(super) const fn package(self) -> Option<&'static str> {
         match self {
-            Self::Driver => None,
+            Self::Driver | Self::Nccl => None,
             Self::Nvrtc => Some("nvidia-cuda-nvrtc"),
             Self::CublasLt => Some("nvidia-cublas"),
-            Self::Nccl => Some("nvidia-nccl-cu13"),
         }
     }
 }
@@ -88,6 +87,12 @@ pub enum LibraryError {
         /// The library that was not found.
         library: Library,
     },
+    /// NCCL is not there under the name by which it is looked for.
+    #[error(
+        "libnccl.so was not found; install libnccl-dev, or `pip install nvidia-nccl-cu13` and link \
+         libnccl.so.2 to that name in a folder of LD_LIBRARY_PATH"
+    )]
+    NcclMissing,
     /// The variable names a folder, and the file in it does not load.
     #[error("{}: does not load: {reason}; {} names this folder", path.display(),
         super::library::FOLDERS_VARIABLE)]
@@ -235,6 +240,7 @@ mod tests {
         check(LibraryError::DriverMissing, &["libcuda.so", "install the driver", "processors"]);
         let missing = LibraryError::Missing { library: Library::Nvrtc };
         check(missing, &["libnvrtc.so", "pip install nvidia-cuda-nvrtc", "ZBELASTIC_CUDA_LIBS"]);
+        check(LibraryError::NcclMissing, &["libnccl.so", "libnccl-dev", "LD_LIBRARY_PATH"]);
         let found = CudaVersion { major: 11, minor: 8 };
         let needed = CudaVersion { major: 12, minor: 8 };
         check(OpenError::DriverTooOld { found, needed }, &["11.8", "12.8", "update"]);

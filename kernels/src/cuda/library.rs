@@ -34,7 +34,8 @@ fn require_in(library: Library, folders: &OsStr) -> Result<(), LibraryError> {
     }
     Err(match library {
         Library::Driver => LibraryError::DriverMissing,
-        Library::Nvrtc | Library::CublasLt | Library::Nccl => LibraryError::Missing { library },
+        Library::Nccl => LibraryError::NcclMissing,
+        Library::Nvrtc | Library::CublasLt => LibraryError::Missing { library },
     })
 }
 
