@@ -7,6 +7,7 @@ use std::ffi::{c_char, c_int, c_void};
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use cudarc::driver::sys::CUresult;
 use cudarc::nccl::sys::{
     self, cudaStream_t, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclResult_t, ncclUniqueId,
 };
@@ -72,17 +73,17 @@ fn exchange(
         return Err(ncclResult_t::ncclInvalidArgument);
     }
     // Before it is initialized nothing may be enqueued.
-    match rank.state() {
-        ncclResult_t::ncclSuccess => {}
-        ncclResult_t::ncclInProgress => return Err(ncclResult_t::ncclInvalidUsage),
-        failed => return Err(failed),
+    let state = rank.state();
+    if state == ncclResult_t::ncclInProgress {
+        return Err(ncclResult_t::ncclInvalidUsage);
+    }
+    if state != ncclResult_t::ncclSuccess {
+        return Err(state);
     }
     let exchange = Exchange::new(kind, rank.next_number(), (address, count));
     let work = StreamWork::Exchange(rank, Arc::new(exchange));
-    match enqueue(stream as u64, work) {
-        cudarc::driver::sys::CUresult::CUDA_SUCCESS => Ok(()),
-        _ => Err(ncclResult_t::ncclUnhandledCudaError),
-    }
+    let enqueued = enqueue(stream as u64, work) == CUresult::CUDA_SUCCESS;
+    if enqueued { Ok(()) } else { Err(ncclResult_t::ncclUnhandledCudaError) }
 }
 
 calls! {

@@ -108,10 +108,11 @@ fn require_nccl() -> Result<(), LinkError> {
 
 /// The result of a call of NCCL. One that goes on beside the caller is no error.
 fn nccl(call: &'static str, result: sys::ncclResult_t) -> Result<(), LinkError> {
-    match result {
-        sys::ncclResult_t::ncclSuccess | sys::ncclResult_t::ncclInProgress => Ok(()),
-        _ => Err(refused(call, result)),
+    use sys::ncclResult_t::{ncclInProgress, ncclSuccess};
+    if result == ncclSuccess || result == ncclInProgress {
+        return Ok(());
     }
+    Err(refused(call, result))
 }
 
 fn refused(call: &'static str, result: sys::ncclResult_t) -> LinkError {
@@ -193,11 +194,8 @@ impl Communicator {
         // SAFETY: a communicator that was not aborted; NCCL writes a result.
         let result = unsafe { sys::ncclCommGetAsyncError(*self.comm, &mut state) };
         nccl("ncclCommGetAsyncError", result)?;
-        match state {
-            sys::ncclResult_t::ncclSuccess => Ok(true),
-            sys::ncclResult_t::ncclInProgress => Ok(false),
-            _ => Err(refused("a communicator", state)),
-        }
+        nccl("a communicator", state)?;
+        Ok(state == sys::ncclResult_t::ncclSuccess)
     }
 
     /// Enqueues the exchange of bytes of a device or of pinned memory, which no stream uses until it

@@ -63,7 +63,7 @@ fn finish(link: &mut dyn DeviceLink) -> Result<ExchangeState, LinkError> {
     loop {
         match link.poll()? {
             ExchangeState::Pending => thread::yield_now(),
-            done => return Ok(done),
+            done @ (ExchangeState::Sent | ExchangeState::Received(_)) => return Ok(done),
         }
     }
 }
@@ -72,7 +72,7 @@ fn receive(link: &mut dyn DeviceLink, len: usize) -> TensorHandle {
     link.begin_receive(len).expect("memory");
     match finish(link).expect("it is sent") {
         ExchangeState::Received(tensor) => tensor,
-        state => panic!("{state:?}"),
+        state @ (ExchangeState::Sent | ExchangeState::Pending) => panic!("{state:?}"),
     }
 }
 

@@ -239,13 +239,13 @@ impl Exchange {
             ExchangeKind::Receive => self.receive(&connection.stream, &mut progress),
         };
         Ok(advanced.unwrap_or_else(|error| {
-            let result = match error.kind() {
-                ErrorKind::InvalidData => ncclResult_t::ncclInvalidUsage,
-                _ if !manners.notices_ends => return false,
-                _ => ncclResult_t::ncclRemoteError,
-            };
-            *state = RankState::Failed(result);
-            true
+            let is_mismatch = error.kind() == ErrorKind::InvalidData;
+            if is_mismatch {
+                *state = RankState::Failed(ncclResult_t::ncclInvalidUsage);
+            } else if manners.notices_ends {
+                *state = RankState::Failed(ncclResult_t::ncclRemoteError);
+            }
+            is_mismatch || manners.notices_ends
         }))
     }
 
