@@ -41,17 +41,21 @@ pub fn find_token(source: &TokenSourceArgs) -> Result<String, CommandFailure> {
 fn read_token(path: &str, from: impl Read) -> Result<String, CommandFailure> {
     let mut text = String::new();
     let read = from.take(TOKEN_BYTES_MAX + 1).read_to_string(&mut text);
-    bounded(path, text, read)
+    check_length(path, text, read)
 }
 
 /// The first line: who writes it may keep the pipe open, as `train` does for its workers.
 fn read_line(path: &str, from: impl BufRead) -> Result<String, CommandFailure> {
     let mut text = String::new();
     let read = from.take(TOKEN_BYTES_MAX + 1).read_line(&mut text);
-    bounded(path, text, read)
+    check_length(path, text, read)
 }
 
-fn bounded(path: &str, text: String, read: io::Result<usize>) -> Result<String, CommandFailure> {
+fn check_length(
+    path: &str,
+    text: String,
+    read: io::Result<usize>,
+) -> Result<String, CommandFailure> {
     let length = read.map_err(|error| unreadable(path, &error))?;
     if length as u64 <= TOKEN_BYTES_MAX {
         return Ok(text);

@@ -12,15 +12,20 @@ fn variables(settings: EmulatorSettings) -> Vec<(&'static str, String)> {
     toolkit("whole", &EmulatedLibrary::ALL).variables(settings)
 }
 
+/// A text, and the digest of the run over it by one worker; none where there is no C++ compiler.
+fn text_and_digest(toml: &str) -> Option<(Vec<u8>, String)> {
+    let setup = DriverSetup::new()?;
+    std::fs::write(setup.folder.path().join("run.toml"), toml).expect("writable");
+    let one = digest(&mut setup.train(EmulatorSettings::DEFAULT, "--threads-only --workers 1"));
+    let text = std::fs::read(setup.folder.path().join("text")).expect("written by the setup");
+    Some((text, one))
+}
+
 /// A device that gives up takes its worker with it; the others go on to the bits of `train`.
 #[test]
 fn a_worker_whose_device_gives_up_leaves_and_no_bit_changes() {
     let toml = RUN.replace("steps = 4", &format!("steps = {STEPS}"));
-    let Some(setup) = DriverSetup::new() else { return };
-    std::fs::write(setup.folder.path().join("run.toml"), &toml).expect("writable");
-    let expected =
-        digest(&mut setup.train(EmulatorSettings::DEFAULT, "--threads-only --workers 1"));
-    let text = std::fs::read(setup.folder.path().join("text")).expect("written above");
+    let Some((text, expected)) = text_and_digest(&toml) else { return };
     let mut cluster = SpawnedCluster::new();
     let lazy = EmulatorSettings { order: ExecutionOrder::Lazy, ..EmulatorSettings::DEFAULT };
     let broken = EmulatorSettings { faulty_launch: Some(400), ..lazy };
@@ -48,11 +53,7 @@ fn log_of(cluster: &SpawnedCluster, name: &str) -> String {
 #[test]
 fn tensors_go_by_nccl_and_a_kill_changes_no_bit() {
     let toml = RUN.replace("steps = 4", "steps = 100");
-    let Some(setup) = DriverSetup::new() else { return };
-    std::fs::write(setup.folder.path().join("run.toml"), &toml).expect("writable");
-    let expected =
-        digest(&mut setup.train(EmulatorSettings::DEFAULT, "--threads-only --workers 1"));
-    let text = std::fs::read(setup.folder.path().join("text")).expect("written above");
+    let Some((text, expected)) = text_and_digest(&toml) else { return };
     let mut cluster = SpawnedCluster::new();
     let lazy =
         EmulatorSettings { devices: 3, order: ExecutionOrder::Lazy, ..EmulatorSettings::DEFAULT };

@@ -39,6 +39,7 @@ const CONFIG_MAGIC: u32 = 0xcafe_beef;
 const UNDEFINED: c_int = c_int::MIN;
 /// Bytes of an id.
 pub const COMMUNICATOR_ID_BYTES: usize = 128;
+
 /// The name of a communicator, which its ranks begin with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CommunicatorId(pub [u8; COMMUNICATOR_ID_BYTES]);
@@ -75,9 +76,6 @@ pub enum LinkError {
     /// The driver refused a call.
     #[error(transparent)]
     Fault(#[from] DeviceFault),
-    /// It was refused or aborted before.
-    #[error("the link has ended")]
-    Ended,
 }
 
 impl CommunicatorId {
@@ -135,7 +133,6 @@ struct Communicator {
     comm: Box<sys::ncclComm_t>,
     stream: driver::CUstream,
     context: Arc<PrimaryContext>,
-    is_aborted: bool,
 }
 
 // SAFETY: the handles may be used from any thread, one at a time, once the context is current
@@ -156,7 +153,7 @@ impl Communicator {
         // SAFETY: the driver writes a handle, which is destroyed with this.
         check("cuStreamCreate", unsafe { driver::cuStreamCreate(&mut stream, flags) })?;
         let comm = Box::new(std::ptr::null_mut());
-        let mut begun = Self { end, comm, stream, context, is_aborted: false };
+        let mut begun = Self { end, comm, stream, context };
         let mut config = sys::ncclConfig_t {
             size: size_of::<sys::ncclConfig_t>(),
             magic: CONFIG_MAGIC,
@@ -186,12 +183,9 @@ impl Communicator {
 
     /// Whether the last call is done that went on beside the caller.
     fn is_ready(&self) -> Result<bool, LinkError> {
-        if self.is_aborted {
-            return Err(LinkError::Ended);
-        }
         self.context.make_current()?;
         let mut state = sys::ncclResult_t::ncclSuccess;
-        // SAFETY: a communicator that was not aborted; NCCL writes a result.
+        // SAFETY: a communicator that is not aborted before it is dropped; NCCL writes a result.
         let result = unsafe { sys::ncclCommGetAsyncError(*self.comm, &mut state) };
         nccl("ncclCommGetAsyncError", result)?;
         nccl("a communicator", state)?;
@@ -237,27 +231,23 @@ impl Communicator {
         // An exchange that failed ends as well.
         self.is_ready()
     }
+}
 
-    /// Ends exchanges under way. Their memory is free when this returns.
-    fn abort(&mut self) {
-        if std::mem::replace(&mut self.is_aborted, true) || self.context.make_current().is_err() {
+impl Drop for Communicator {
+    /// Aborts exchanges under way. Their memory is free when this returns.
+    fn drop(&mut self) {
+        if self.context.make_current().is_err() {
             return;
         }
-        // SAFETY: handles that were made by `begin`; the communicator is used no more.
+        // SAFETY: handles that were made by `begin`, and are used no more; nothing is enqueued in the
+        // stream when it is destroyed.
         unsafe {
             if !self.comm.is_null() {
                 let _aborted = sys::ncclCommAbort(*self.comm);
             }
             let _ended = driver::cuStreamSynchronize(self.stream);
+            let _destroyed = driver::cuStreamDestroy_v2(self.stream);
         }
-    }
-}
-
-impl Drop for Communicator {
-    fn drop(&mut self) {
-        self.abort();
-        // SAFETY: made by `begin`, destroyed once; nothing is enqueued in it any more.
-        let _destroyed = unsafe { driver::cuStreamDestroy_v2(self.stream) };
     }
 }
 

@@ -219,19 +219,27 @@ pub(super) fn export_tensor<D: Device>(
     device.flush()?;
     device.copy(from.buffer.at(from.range.start), staging.buffer.at(0), bytes)?;
     let filled = device.record_fence(Stream::Compute)?;
-    Ok(Some(of_staged(StagedTensor {
-        device: device.clone(),
+    Ok(Some(staged(backend, pool, staging, filled)))
+}
+
+/// The handle of a tensor that fills a staging buffer of this pool behind that fence.
+fn staged<D: Device>(
+    backend: &CudaBackend<D>,
+    pool: &StagingBufferPool<D>,
+    staging: StagingBuffer<D>,
+    filled: D::Fence,
+) -> TensorHandle {
+    let (len, element) = (staging.buffer.len(), staging.buffer.element());
+    let tensor = StagedTensor {
+        device: backend.shared_device().clone(),
         fault: backend.shared_fault(),
         staging: Mutex::new(Some(staging)),
         filled,
         len,
         element,
         pool: pool.return_sender.clone(),
-    })))
-}
-
-fn of_staged<D: Device>(tensor: StagedTensor<D>) -> TensorHandle {
-    TensorHandle::pending(tensor.len, Pending::OnDevice(Arc::new(tensor)))
+    };
+    TensorHandle::pending(len, Pending::OnDevice(Arc::new(tensor)))
 }
 
 /// Copies the tensor of a handle from a device of this kind; returns the handle if it is of
@@ -341,16 +349,11 @@ impl<D: Device> IncomingTensor<D> {
                 *landing = Some(used);
                 Ok(numbers_of(&read, element, device.precision()).into())
             }
-            IncomingPlace::Staging(staging) => Ok(of_staged(StagedTensor {
-                device: device.clone(),
-                fault: backend.shared_fault(),
+            IncomingPlace::Staging(staging) => {
                 // Nothing is under way in it any more; readers of a staged tensor wait for a fence.
-                filled: device.record_fence(Stream::Upload)?,
-                staging: Mutex::new(Some(staging)),
-                len: self.len,
-                element,
-                pool: pool.return_sender.clone(),
-            })),
+                let filled = device.record_fence(Stream::Upload)?;
+                Ok(staged(backend, pool, staging, filled))
+            }
         }
     }
 }
@@ -386,13 +389,5 @@ pub(super) fn begin_upload<D: Device>(
     device.copy_from_host(Stream::Upload, at, staging.buffer.at(0), bytes.len() as u64)?;
     let filled = device.record_fence(Stream::Upload)?;
     staging.host_read = Some(filled.clone());
-    Ok(of_staged(StagedTensor {
-        device: device.clone(),
-        fault: backend.shared_fault(),
-        staging: Mutex::new(Some(staging)),
-        filled,
-        len,
-        element,
-        pool: pool.return_sender.clone(),
-    }))
+    Ok(staged(backend, pool, staging, filled))
 }

@@ -102,6 +102,7 @@ struct PooledEvent(sys::CUevent);
 
 // SAFETY: the driver's handles may be used from any thread once the context is current there.
 unsafe impl Send for PooledEvent {}
+
 impl EventPool {
     /// The events of a device, whose context lives as long as they do.
     pub(super) fn new(handle: sys::CUdevice) -> Result<Arc<Self>, DeviceFault> {

@@ -65,7 +65,7 @@ impl TensorLinks {
         outbox: mpsc::Sender<DeviceOutput>,
     ) -> std::io::Result<Self> {
         let (commands, waiting) = sync_channel(COMMANDS_MAX);
-        let begin = move || LinkThread {
+        let mut thread = LinkThread {
             commands: waiting,
             frames,
             inbox,
@@ -75,10 +75,7 @@ impl TensorLinks {
             sending: None,
             pause: PAUSE_MIN,
         };
-        let run = move || {
-            let mut thread = begin();
-            while thread.run_once().is_some() {}
-        };
+        let run = move || while thread.run_once().is_some() {};
         thread::Builder::new().name("links".to_owned()).spawn(run)?;
         Ok(Self { commands })
     }

@@ -35,6 +35,17 @@ enum RankState {
     Aborted,
 }
 
+impl RankState {
+    fn result(&self) -> ncclResult_t {
+        match self {
+            Self::Listens(_) | Self::Dials(_) | Self::Greets(..) => ncclResult_t::ncclInProgress,
+            Self::Ready(_) => ncclResult_t::ncclSuccess,
+            Self::Failed(result) => *result,
+            Self::Aborted => ncclResult_t::ncclInvalidUsage,
+        }
+    }
+}
+
 /// The connection of two ranks that are ready.
 struct RankConnection {
     stream: TcpStream,
@@ -128,16 +139,14 @@ impl CommunicatorRank {
         let next = match &mut *state {
             RankState::Listens(listener) => match listener.accept() {
                 Ok((stream, _)) => greeted(stream),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    return ncclResult_t::ncclInProgress;
-                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return state.result(),
                 Err(error) => Err(error),
             },
             RankState::Dials(port) => {
                 TcpStream::connect((Ipv4Addr::LOCALHOST, *port)).and_then(greeted)
             }
             RankState::Greets(stream, other) => match other.read(stream) {
-                Ok(None) => return ncclResult_t::ncclInProgress,
+                Ok(None) => return state.result(),
                 // Two ranks on one device are refused, as NCCL does without a setting.
                 Ok(Some(device)) if device == self.device as u64 => {
                     Ok(RankState::Failed(ncclResult_t::ncclInvalidUsage))
@@ -148,19 +157,12 @@ impl CommunicatorRank {
                 }),
                 Err(error) => Err(error),
             },
-            RankState::Ready(_) => return ncclResult_t::ncclSuccess,
-            RankState::Failed(result) => return *result,
-            RankState::Aborted => return ncclResult_t::ncclInvalidUsage,
+            RankState::Ready(_) | RankState::Failed(_) | RankState::Aborted => {
+                return state.result();
+            }
         };
         *state = next.unwrap_or(RankState::Failed(ncclResult_t::ncclRemoteError));
-        match &*state {
-            RankState::Ready(_) => ncclResult_t::ncclSuccess,
-            RankState::Failed(result) => *result,
-            RankState::Listens(_) | RankState::Dials(_) | RankState::Greets(..) => {
-                ncclResult_t::ncclInProgress
-            }
-            RankState::Aborted => ncclResult_t::ncclInvalidUsage,
-        }
+        state.result()
     }
 
     /// Ends it: exchanges in streams end without effect. The other end is not told: its connection

@@ -40,7 +40,7 @@ pub enum StreamWork {
     },
     Launch(EmulatedLaunch),
     Product(EmulatedProduct),
-    /// Sends to another rank, or receives from it: over when both have come to it.
+    /// Sends to another rank, or receives from it.
     Exchange(Arc<CommunicatorRank>, Arc<Exchange>),
     /// Records when an event is passed.
     Record {
