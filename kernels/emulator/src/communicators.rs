@@ -118,7 +118,7 @@ calls! {
         let Some(config) = (unsafe { config.as_ref() }) else {
             return ncclResult_t::ncclInvalidArgument;
         };
-        let bytes = id.internal.map(|byte| byte as u8);
+        let bytes = id.internal.map(|byte| byte.to_ne_bytes()[0]);
         let is_marked = bytes.starts_with(&MARK);
         let is_known = config.magic == CONFIG_MAGIC && config.size == size_of::<ncclConfig_t>();
         // Calls that wait are not made: a peer may never come.
