@@ -11,7 +11,8 @@ use super::instruction_set::InstructionSet;
 use super::lanes::{LANES, Lanes, dispatch};
 use super::math::exp;
 use super::matmul::{
-    LeftRows, PackedMatrix, RowBlock, RowProduct, SumStorage, multiply_rows, with_scratch,
+    LeftRows, PackedMatrix, PrefetchRange, RowBlock, RowProduct, SumStorage, multiply_rows,
+    with_scratch,
 };
 use crate::backend::{IGNORED_TARGET, LossScale};
 
@@ -51,7 +52,9 @@ pub(super) fn forward(
             let finish = |row: usize, _: &Range<usize>, logits: &mut [f32]| {
                 running[row] = extend(set, running[row], logits);
             };
-            let factors = RowProduct { set, row_count: targets.len(), left: x, matrix };
+            let finish_reads = PrefetchRange::NOTHING;
+            let factors =
+                RowProduct { set, row_count: targets.len(), left: x, matrix, finish_reads };
             let strip = scratch.strips.as_mut_slice();
             multiply_rows(factors, strip, SumStorage::Result(logits), finish);
         });
@@ -166,7 +169,8 @@ fn backward_task(
     let vocabulary = matrix.depth();
     let left = SoftmaxGradient { set, scale, targets, log_sums, vocabulary, logits_then_gradient };
     with_scratch(|scratch| {
-        let factors = RowProduct { set, row_count: targets.len(), left, matrix };
+        let finish_reads = PrefetchRange::NOTHING;
+        let factors = RowProduct { set, row_count: targets.len(), left, matrix, finish_reads };
         let strip = scratch.strips.as_mut_slice();
         multiply_rows(factors, strip, SumStorage::Result(gradient), |_, _, _| {});
     });

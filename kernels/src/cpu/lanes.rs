@@ -64,6 +64,14 @@ pub(crate) trait Lanes: Copy {
     fn min(self, other: Self) -> Self;
     /// Zero where `self < bound`, else `self`; a NaN stays.
     fn zero_below(self, decider: Self, bound: Self) -> Self;
+    /// The first `count` lanes, and `fill` in those behind them.
+    #[inline(always)]
+    fn front(self, count: usize, fill: f32) -> Self {
+        let mut lanes = self.to_array();
+        lanes[count.min(LANES)..].fill(fill);
+        Self::from_slice(&lanes)
+    }
+
     /// The nearest whole number, ties to even.
     fn round(self) -> Self;
     /// Two to the power of `self`, which holds whole numbers from -126 to 127.
@@ -280,3 +288,29 @@ macro_rules! dispatch {
     };
 }
 pub(crate) use dispatch;
+
+#[cfg(test)]
+mod tests {
+    use super::{LANES, Lanes};
+    use crate::cpu::instruction_set::InstructionSet;
+
+    dispatch!(fn front_of(lanes: &mut [f32], count: usize, fill: f32) = front_of_lanes);
+
+    #[inline(always)]
+    fn front_of_lanes<L: Lanes>(lanes: &mut [f32], count: usize, fill: f32) {
+        L::from_slice(lanes).front(count, fill).write_to(lanes);
+    }
+
+    #[test]
+    fn what_lies_behind_the_front_is_filled_in_every_instruction_set() {
+        for set in InstructionSet::available() {
+            for count in 0..LANES + 2 {
+                let mut lanes: Vec<f32> = (0..LANES).map(|lane| 1.0 + lane as f32).collect();
+                let mut expected = lanes.clone();
+                expected[count.min(LANES)..].fill(f32::NEG_INFINITY);
+                front_of(set, &mut lanes, count, f32::NEG_INFINITY);
+                assert_eq!(lanes, expected, "{set:?}, {count} in front");
+            }
+        }
+    }
+}

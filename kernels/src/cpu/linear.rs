@@ -6,7 +6,9 @@ use super::activation::{apply_gelu_slope, finish_add, finish_gelu, finish_plain}
 use super::backend::CpuBackend;
 use super::buffer::CpuBuffer;
 use super::lanes::fence;
-use super::matmul::{PackedMatrix, RowProduct, SumStorage, multiply_rows, with_scratch};
+use super::matmul::{
+    PackedMatrix, PrefetchRange, RowProduct, SumStorage, multiply_rows, with_scratch,
+};
 use crate::backend::{BackwardEpilogue, ForwardEpilogue};
 
 /// What one task of a forward product may touch.
@@ -70,6 +72,10 @@ fn forward_task(
     let inputs = matrix.depth();
     let outputs = matrix.columns();
     let set = cpu.instruction_set();
+    let finish_reads = match &finish {
+        ForwardFinish::Plain | ForwardFinish::Gelu { .. } => PrefetchRange::NOTHING,
+        ForwardFinish::Add { skip } => PrefetchRange::rows(skip, outputs),
+    };
     let finish_row = |row: usize, columns: &Range<usize>, y: &mut [f32]| {
         let bias = bias.map(|bias| &bias[columns.clone()]);
         let range = row * outputs + columns.start..row * outputs + columns.end;
@@ -84,7 +90,8 @@ fn forward_task(
         }
     };
     with_scratch(|scratch| {
-        let factors = RowProduct { set, row_count: x.len() / inputs, left: x, matrix };
+        let factors =
+            RowProduct { set, row_count: x.len() / inputs, left: x, matrix, finish_reads };
         let strip = scratch.strips.as_mut_slice();
         multiply_rows(factors, strip, SumStorage::Result(y), finish_row);
     });
@@ -124,7 +131,8 @@ fn backward_task(cpu: &CpuBackend, gradient: &[f32], matrix: &PackedMatrix, resu
     with_scratch(|scratch| {
         let row_count = gradient.len() / outputs;
         let set = cpu.instruction_set();
-        let factors = RowProduct { set, row_count, left: gradient, matrix };
+        let finish_reads = PrefetchRange::NOTHING;
+        let factors = RowProduct { set, row_count, left: gradient, matrix, finish_reads };
         let strip = scratch.strips.as_mut_slice();
         multiply_rows(factors, strip, SumStorage::Result(result), |_, _, _| {});
     });
@@ -140,13 +148,14 @@ fn backward_task_gelu(
     let outputs = matrix.depth();
     let inputs = matrix.columns();
     let set = cpu.instruction_set();
+    let finish_reads = PrefetchRange::rows(before_then_gradient, inputs);
     with_scratch(|scratch| {
         let finish = |row: usize, columns: &Range<usize>, sums: &mut [f32]| {
             let before = &mut before_then_gradient[row * inputs..][columns.clone()];
             apply_gelu_slope(set, sums, before);
         };
         let row_count = gradient.len() / outputs;
-        let factors = RowProduct { set, row_count, left: gradient, matrix };
+        let factors = RowProduct { set, row_count, left: gradient, matrix, finish_reads };
         let storage = SumStorage::Passing(scratch.passing.as_mut_slice());
         multiply_rows(factors, scratch.strips.as_mut_slice(), storage, finish);
     });

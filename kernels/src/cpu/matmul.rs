@@ -28,7 +28,7 @@ pub(crate) use packed::{
 pub(crate) use pair::{MatrixPair, PairWriter};
 pub(crate) use rows::{LeftRows, RowBlock, RowProduct, SumStorage, multiply_rows};
 pub(crate) use scratch::{PASSING_ROWS, with_scratch};
-pub(crate) use tile::{Panels, PrefetchRange, ProductStrip, STRIP, multiply_strip};
+pub(crate) use tile::{Panels, PrefetchRange, PrefetchRanges, ProductStrip, STRIP, multiply_strip};
 
 /// Words of factors in one chain: a float each, or two bfloat16 numbers. Part of the arithmetic's
 /// definition: changing it changes bits.

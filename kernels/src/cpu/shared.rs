@@ -2,6 +2,8 @@
 
 use std::marker::PhantomData;
 
+use super::matmul::PrefetchRange;
+
 /// Rows of floats lent to tasks piece by piece.
 pub(super) struct SharedRows<'a> {
     floats: *mut f32,
@@ -17,6 +19,11 @@ impl<'a> SharedRows<'a> {
     /// Rows of `stride` floats.
     pub(super) fn new(floats: &'a mut [f32], stride: usize) -> Self {
         Self { floats: floats.as_mut_ptr(), len: floats.len(), stride, borrowed: PhantomData }
+    }
+
+    /// All rows, to be fetched ahead.
+    pub(super) fn prefetch_range(&self) -> PrefetchRange {
+        PrefetchRange::of_rows(self.floats, self.len / self.stride, self.stride)
     }
 
     /// `len` floats of `row` from `column` on.

@@ -14,12 +14,14 @@ use super::super::instruction_set::InstructionSet;
 use super::super::lanes::{LANES, Lanes, dispatch};
 use super::super::math::exp;
 use super::super::matmul::{
-    BLOCK_DEPTH, Panels, PrefetchRange, ProductStrip, RowSource, STRIP, multiply_strip, pack_rows,
+    BLOCK_DEPTH, Panels, PrefetchRange, PrefetchRanges, ProductStrip, RowSource, STRIP,
+    multiply_strip, pack_rows,
 };
 use super::super::shared::SharedRows;
 use super::forward::softmax_scale;
 use super::heads::{
-    AttentionLengths, HeadColumns, HeadScratch, StridedColumns, slice_len, with_head_scratch,
+    AttentionLengths, HeadColumns, HeadScratch, RowsAhead, StridedColumns, slice_len,
+    with_head_scratch,
 };
 use super::{QUERIES, SCORE_STRIDE, key_limit, key_start};
 use crate::backend::{AttentionMask, AttentionShape};
@@ -82,6 +84,7 @@ pub(in super::super) fn backward(
             earlier,
             later,
             qkv,
+            ahead: RowsAhead::new(shape, task + cpu.threads().count()),
         };
         with_head_scratch(shape, lengths, true, |scratch| job.group(kv_head, scratch));
     });
@@ -119,6 +122,7 @@ struct AttentionBackwardJob<'a> {
     earlier: &'a [SharedEarlierSlice<'a>],
     later: Option<&'a [f32]>,
     qkv: &'a SharedRows<'a>,
+    ahead: RowsAhead,
 }
 
 /// One block of keys of one head.
@@ -285,7 +289,8 @@ impl AttentionBackwardJob<'_> {
         let gradients = self.gradients(keys.head);
         gradients.pack_strip(self.set, first, rows, &mut scratch.gradient_strip);
         let skipped = key_start(self.mask, first).saturating_sub(keys.start);
-        self.score((keys, skipped), first, rows, scratch);
+        let [of_scores, of_weights, of_queries] = self.rows_ahead(keys, first);
+        self.score((keys, skipped), first, rows, [of_scores, of_weights], scratch);
         // Keys that any of these queries sees.
         let position = self.lengths.position(first);
         let seen = (position + QUERIES - keys.start).min(padded(keys.len));
@@ -313,7 +318,30 @@ impl AttentionBackwardJob<'_> {
             );
         }
         let seen = skipped..seen.min(keys.len);
-        self.add_query_gradient(keys, first..first + rows, seen, scratch);
+        self.add_query_gradient(keys, (first..first + rows, seen), of_queries, scratch);
+    }
+
+    /// What the next task reads, fetched once during this one: for each product of a strip of queries two kinds of
+    /// rows.
+    fn rows_ahead(&self, keys: KeyBlock, first: usize) -> [PrefetchRanges; 3] {
+        if keys.start > 0 {
+            return [PrefetchRanges::NOTHING; 3];
+        }
+        let qkv = self.qkv.prefetch_range();
+        let of = |floats| PrefetchRange::rows(floats, self.shape.query_width());
+        let strip =
+            |range, column: fn(&HeadColumns) -> usize| self.ahead.strip(range, first, column);
+        [
+            PrefetchRanges { next: strip(qkv, |at| at.key), finish: strip(qkv, |at| at.value) },
+            PrefetchRanges {
+                next: strip(qkv, |at| at.query),
+                finish: strip(of(self.saved.gradient), |at| at.out),
+            },
+            PrefetchRanges {
+                next: strip(of(self.saved.out), |at| at.out),
+                finish: PrefetchRange::NOTHING,
+            },
+        ]
     }
 
     /// Scores of the packed queries, and the gradients of their weights, without those of the keys
@@ -323,6 +351,7 @@ impl AttentionBackwardJob<'_> {
         (keys, skipped): (KeyBlock, usize),
         first: usize,
         rows: usize,
+        ahead: [PrefetchRanges; 2],
         scratch: &mut HeadScratch,
     ) {
         let head_width = self.shape.head_width;
@@ -332,12 +361,12 @@ impl AttentionBackwardJob<'_> {
             (&scratch.query_strip, &scratch.keys_as_columns, &mut scratch.scores),
             (&scratch.gradient_strip, &scratch.values_as_columns, &mut scratch.weight_gradients),
         ];
-        for (strip, panels, floats) in products {
+        for ((strip, panels, floats), prefetch) in products.into_iter().zip(ahead) {
             let floats = &mut floats[skipped..];
             let to = ProductStrip { floats, stride: SCORE_STRIDE, rows, columns, add: false };
             let floats = &panels[(keys.start + skipped) * head_width..];
             let panels = Panels::of_floats(floats, head_width, 0);
-            multiply_strip(self.set, head_width, strip, panels, PrefetchRange::NOTHING, to);
+            multiply_strip(self.set, head_width, strip, panels, prefetch, to);
         }
     }
 
@@ -345,8 +374,8 @@ impl AttentionBackwardJob<'_> {
     fn add_query_gradient(
         &self,
         keys: KeyBlock,
-        rows: Range<usize>,
-        seen: Range<usize>,
+        (rows, seen): (Range<usize>, Range<usize>),
+        prefetch: PrefetchRanges,
         scratch: &mut HeadScratch,
     ) {
         let head_width = self.shape.head_width;
@@ -364,7 +393,7 @@ impl AttentionBackwardJob<'_> {
         };
         let floats = &scratch.keys[keys.start * padded(head_width)..];
         let panels = Panels::of_floats(floats, keys.len, seen.start);
-        multiply_strip(self.set, depth, &scratch.weight_strip, panels, PrefetchRange::NOTHING, to);
+        multiply_strip(self.set, depth, &scratch.weight_strip, panels, prefetch, to);
     }
 
     /// A strip of keys: the sums over queries that are dV and dK.
@@ -402,7 +431,7 @@ impl AttentionBackwardJob<'_> {
                 let panels = Panels::of_floats(floats, block_len, query - block);
                 let strip = &strips[first * sequence_len + query * STRIP..];
                 let depth = end.min(block + block_len) - query;
-                multiply_strip(self.set, depth, strip, panels, PrefetchRange::NOTHING, to);
+                multiply_strip(self.set, depth, strip, panels, PrefetchRanges::NOTHING, to);
             }
             add = true;
         }
@@ -460,10 +489,10 @@ fn score_gradient_lanes<L: Lanes>(
         scores[skipped..first].fill(f32::NEG_INFINITY);
     }
     for at in (skipped..seen).step_by(LANES) {
-        let here = visible.max(at).min(at + LANES);
-        let score = L::load_at(&scores[..here], at, f32::NEG_INFINITY);
+        let here = visible.saturating_sub(at);
+        let score = L::from_slice(&scores[at..]).front(here, f32::NEG_INFINITY);
         let weight = exp(score.mul(L::splat(scale)).sub(L::splat(log_sum)));
-        let slope = L::load_at(&weight_gradients[..here], at, dot).sub(L::splat(dot));
+        let slope = L::from_slice(&weight_gradients[at..]).front(here, dot).sub(L::splat(dot));
         let gradient = weight.mul(L::splat(scale)).mul(slope);
         gradient.write_to(&mut scores[at..]);
         let to = at * queries + query * STRIP;

@@ -7,11 +7,13 @@ use super::super::instruction_set::InstructionSet;
 use super::super::lanes::{LANES, Lanes, dispatch};
 use super::super::math::exp;
 use super::super::matmul::{
-    BLOCK_DEPTH, Panels, PrefetchRange, ProductStrip, RowSource, multiply_strip, pack_rows,
+    BLOCK_DEPTH, Panels, PrefetchRange, PrefetchRanges, ProductStrip, RowSource, multiply_strip,
+    pack_rows,
 };
 use super::super::shared::SharedRows;
 use super::heads::{
-    AttentionLengths, HeadColumns, HeadScratch, StridedColumns, slice_len, with_head_scratch,
+    AttentionLengths, HeadColumns, HeadScratch, RowsAhead, StridedColumns, slice_len,
+    with_head_scratch,
 };
 use super::{QUERIES, SCORE_STRIDE, key_limit, key_start};
 use crate::backend::{AttentionMask, AttentionShape};
@@ -48,6 +50,7 @@ pub(in super::super) fn forward(
             row,
             earlier,
             qkv,
+            ahead: RowsAhead::new(shape, task + cpu.threads().count()),
         };
         with_head_scratch(shape, lengths, false, |scratch| {
             job.pack_keys_and_values(kv_head * group, scratch);
@@ -72,6 +75,7 @@ struct AttentionForwardJob<'a> {
     row: usize,
     earlier: &'a [&'a [f32]],
     qkv: &'a [f32],
+    ahead: RowsAhead,
 }
 
 impl AttentionForwardJob<'_> {
@@ -122,7 +126,11 @@ impl AttentionForwardJob<'_> {
         let strip = &mut scratch.query_strip;
         self.columns(at.query).pack_strip(self.set, first, rows, strip);
         let start = key_start(self.mask, first);
-        self.score(start, position, rows, scratch);
+        let limit = key_limit(position, self.lengths.keys);
+        let qkv = PrefetchRange::rows(self.qkv, self.shape.qkv_width());
+        let ahead = |column: fn(&HeadColumns) -> usize| self.ahead.strip(qkv, first, column);
+        let prefetch = PrefetchRanges { next: ahead(|at| at.query), finish: ahead(|at| at.key) };
+        self.score(rows, start..limit, prefetch, scratch);
         let mut inverses = [0.0; QUERIES];
         for (row, inverse) in inverses.iter_mut().enumerate().take(rows) {
             let query_row = QueryRow {
@@ -130,7 +138,7 @@ impl AttentionForwardJob<'_> {
                 start,
                 first: self.mask.first_key(first + row),
                 visible: position + row + 1,
-                limit: key_limit(position, self.lengths.keys),
+                limit,
                 scale: softmax_scale(head_width),
             };
             let softmax = exponentiate(self.set, query_row, &mut scratch.scores);
@@ -139,7 +147,10 @@ impl AttentionForwardJob<'_> {
             let log_sum = unsafe { log_sums.piece(self.row + first + row, head, 1) };
             log_sum[0] = (f64::from(softmax.max) + libm::log(f64::from(softmax.sum))) as f32;
         }
-        self.weigh_values(rows, start..position + rows, scratch);
+        let row = self.row + first;
+        let finish = out.prefetch_range().part(row..row + rows, at.out, head_width);
+        let prefetch = PrefetchRanges { next: ahead(|at| at.value), finish };
+        self.weigh_values(rows, start..position + rows, prefetch, scratch);
         for (row, sums) in scratch.sums.chunks_exact(head_width).take(rows).enumerate() {
             // SAFETY: as above.
             let to = unsafe { out.piece(self.row + first + row, at.out, head_width) };
@@ -149,12 +160,16 @@ impl AttentionForwardJob<'_> {
         }
     }
 
-    /// Scores of the packed queries, from `position` on, with all keys from `start` on that they
-    /// may see, in blocks of [`BLOCK_DEPTH`] keys.
-    fn score(&self, start: usize, position: usize, rows: usize, scratch: &mut HeadScratch) {
+    /// Scores of the packed queries with keys, in blocks of [`BLOCK_DEPTH`] of them.
+    fn score(
+        &self,
+        rows: usize,
+        keys: Range<usize>,
+        mut prefetch: PrefetchRanges,
+        scratch: &mut HeadScratch,
+    ) {
         let width = self.shape.head_width;
-        let limit = key_limit(position, self.lengths.keys);
-        for KeyRange { block, skipped, len } in key_ranges(start..limit) {
+        for KeyRange { block, skipped, len } in key_ranges(keys) {
             let key = block * BLOCK_DEPTH + skipped;
             let to = ProductStrip {
                 floats: &mut scratch.scores[block * QUERIES * SCORE_STRIDE + skipped..],
@@ -165,19 +180,18 @@ impl AttentionForwardJob<'_> {
             };
             let floats = &scratch.keys_as_columns[key * width..];
             let panels = Panels::of_floats(floats, width, 0);
-            multiply_strip(
-                self.set,
-                width,
-                &scratch.query_strip,
-                panels,
-                PrefetchRange::NOTHING,
-                to,
-            );
+            multiply_strip(self.set, width, &scratch.query_strip, panels, prefetch.take(), to);
         }
     }
 
     /// Weights times values, keys in order.
-    fn weigh_values(&self, rows: usize, keys: Range<usize>, scratch: &mut HeadScratch) {
+    fn weigh_values(
+        &self,
+        rows: usize,
+        keys: Range<usize>,
+        mut prefetch: PrefetchRanges,
+        scratch: &mut HeadScratch,
+    ) {
         let head_width = self.shape.head_width;
         if keys.start >= BLOCK_DEPTH {
             // The sums of the blocks that are skipped.
@@ -200,14 +214,8 @@ impl AttentionForwardJob<'_> {
             let values = &scratch.values[key * padded(head_width)..];
             let value_rows = BLOCK_DEPTH.min(self.lengths.keys - key);
             let panels = Panels::of_floats(values, value_rows, skipped);
-            multiply_strip(
-                self.set,
-                depth,
-                &scratch.weight_strip,
-                panels,
-                PrefetchRange::NOTHING,
-                to,
-            );
+            let strip = &scratch.weight_strip;
+            multiply_strip(self.set, depth, strip, panels, prefetch.take(), to);
         }
     }
 }
@@ -271,18 +279,19 @@ fn exponentiate_lanes<L: Lanes>(query_row: QueryRow, scores: &mut [f32]) -> Soft
     }
     let mut max = L::splat(f32::NEG_INFINITY);
     for KeyRange { block, skipped, len } in key_ranges(start..visible) {
-        let seen = &scores[(block * QUERIES + row) * SCORE_STRIDE..][..len];
+        let here = &scores[(block * QUERIES + row) * SCORE_STRIDE..][..SCORE_STRIDE];
         for at in (skipped..len).step_by(LANES) {
-            max = max.max(L::load_at(seen, at, f32::NEG_INFINITY));
+            let seen = L::from_slice(&here[at..]).front(len - at, f32::NEG_INFINITY);
+            max = max.max(seen);
         }
     }
     let max = max.max_lane();
     let mut sum = L::splat(0.0);
     for KeyRange { block, skipped, len: end } in key_ranges(start..limit) {
-        let here = &mut scores[(block * QUERIES + row) * SCORE_STRIDE..];
+        let here = &mut scores[(block * QUERIES + row) * SCORE_STRIDE..][..SCORE_STRIDE];
         let len = end.min(visible.saturating_sub(block * BLOCK_DEPTH));
         for at in (skipped..len).step_by(LANES) {
-            let seen = L::load_at(&here[..len], at, f32::NEG_INFINITY);
+            let seen = L::from_slice(&here[at..]).front(len - at, f32::NEG_INFINITY);
             let weight = exp(seen.sub(L::splat(max)).mul(L::splat(scale)));
             sum = sum.add(weight);
             weight.write_to(&mut here[at..]);

@@ -4,7 +4,8 @@ use std::cell::RefCell;
 
 use super::super::instruction_set::InstructionSet;
 use super::super::matmul::{
-    BLOCK_DEPTH, PanelSource, RowSource, STRIP_WORDS, pack_as_is, pack_rows, pack_transposed,
+    BLOCK_DEPTH, PanelSource, PrefetchRange, RowSource, STRIP_WORDS, pack_as_is, pack_rows,
+    pack_transposed,
 };
 use super::{QUERIES, SCORE_STRIDE};
 use crate::backend::AttentionShape;
@@ -92,6 +93,35 @@ impl HeadColumns {
             value: key + shape.key_width(),
             out: head * shape.head_width,
         }
+    }
+}
+
+/// The rows that a thread's next task reads, which it fetches strip by strip during this one. What does not lie side
+/// by side, no processor fetches by itself in time.
+pub(super) struct RowsAhead {
+    /// The first row of that task's sequence.
+    row: usize,
+    at: HeadColumns,
+    width: usize,
+}
+
+impl RowsAhead {
+    /// Those of `task`; there are none behind the last.
+    pub(super) fn new(shape: AttentionShape, task: usize) -> Self {
+        let row = task / shape.kv_heads * shape.sequence_len;
+        let at = HeadColumns::new(shape, task % shape.kv_heads * (shape.heads / shape.kv_heads));
+        Self { row, at, width: shape.head_width }
+    }
+
+    /// The rows of one kind that a strip from query `first` on fetches.
+    pub(super) fn strip(
+        &self,
+        of: PrefetchRange,
+        first: usize,
+        column: impl Fn(&HeadColumns) -> usize,
+    ) -> PrefetchRange {
+        let first = self.row + first;
+        of.part(first..first + QUERIES, column(&self.at), self.width)
     }
 }
 

@@ -4,14 +4,14 @@ use std::arch::x86_64::{
     __m128, __m256, __m256i, _CMP_LT_OQ, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT, _mm_add_ps,
     _mm_add_ss, _mm_cvtss_f32, _mm_max_ps, _mm_max_ss, _mm_movehdup_ps, _mm_movehl_ps,
     _mm256_add_epi32, _mm256_add_ps, _mm256_and_si256, _mm256_andnot_ps, _mm256_andnot_si256,
-    _mm256_blend_epi16, _mm256_blendv_epi8, _mm256_castpd_ps, _mm256_castps_pd,
+    _mm256_blend_epi16, _mm256_blendv_epi8, _mm256_blendv_ps, _mm256_castpd_ps, _mm256_castps_pd,
     _mm256_castps_si256, _mm256_castps256_ps128, _mm256_castsi256_ps, _mm256_cmp_ps,
     _mm256_cmpgt_epi32, _mm256_cvtps_epi32, _mm256_cvtps_pd, _mm256_div_ps, _mm256_extractf128_ps,
     _mm256_fmadd_pd, _mm256_fmadd_ps, _mm256_loadu_pd, _mm256_loadu_ps, _mm256_max_ps,
     _mm256_min_ps, _mm256_mul_ps, _mm256_or_si256, _mm256_permute2f128_ps, _mm256_permute4x64_pd,
-    _mm256_round_ps, _mm256_set1_epi32, _mm256_set1_ps, _mm256_shuffle_ps, _mm256_slli_epi32,
-    _mm256_sqrt_ps, _mm256_srli_epi32, _mm256_storeu_pd, _mm256_storeu_ps, _mm256_stream_ps,
-    _mm256_sub_ps, _mm256_unpackhi_ps, _mm256_unpacklo_ps,
+    _mm256_round_ps, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setr_epi32, _mm256_shuffle_ps,
+    _mm256_slli_epi32, _mm256_sqrt_ps, _mm256_srli_epi32, _mm256_storeu_pd, _mm256_storeu_ps,
+    _mm256_stream_ps, _mm256_sub_ps, _mm256_unpackhi_ps, _mm256_unpacklo_ps,
 };
 
 use super::{LANES, Lanes};
@@ -121,6 +121,20 @@ impl Lanes for Avx2 {
             let low = _mm256_cmp_ps::<_CMP_LT_OQ>(decider.0, bound.0);
             let high = _mm256_cmp_ps::<_CMP_LT_OQ>(decider.1, bound.1);
             Self(_mm256_andnot_ps(low, self.0), _mm256_andnot_ps(high, self.1))
+        }
+    }
+
+    #[inline(always)]
+    fn front(self, count: usize, fill: f32) -> Self {
+        unsafe {
+            let count = _mm256_set1_epi32(count.min(LANES) as i32);
+            let fill = _mm256_set1_ps(fill);
+            let low = _mm256_cmpgt_epi32(count, _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+            let high = _mm256_cmpgt_epi32(count, _mm256_setr_epi32(8, 9, 10, 11, 12, 13, 14, 15));
+            Self(
+                _mm256_blendv_ps(fill, self.0, _mm256_castsi256_ps(low)),
+                _mm256_blendv_ps(fill, self.1, _mm256_castsi256_ps(high)),
+            )
         }
     }
 

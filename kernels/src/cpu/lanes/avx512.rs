@@ -135,6 +135,12 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
+    fn front(self, count: usize, fill: f32) -> Self {
+        let front = ((1u32 << count.min(LANES)) - 1) as u16;
+        Self(unsafe { _mm512_mask_blend_ps(front, _mm512_set1_ps(fill), self.0) })
+    }
+
+    #[inline(always)]
     fn round(self) -> Self {
         const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
         Self(unsafe { _mm512_roundscale_ps::<NEAREST>(self.0) })

@@ -5,7 +5,7 @@ use std::arch::aarch64::{
     vbicq_u32, vbsl_f32, vbslq_f32, vbslq_u32, vcgt_f32, vcgtq_f32, vcgtq_u32, vcltq_f32,
     vcltq_u32, vcvt_f64_f32, vcvt_high_f64_f32, vcvtnq_s32_f32, vdivq_f32, vdup_lane_f32,
     vdupq_n_f32, vdupq_n_s32, vdupq_n_u32, vfmaq_f32, vfmaq_f64, vget_high_f32, vget_lane_f32,
-    vget_low_f32, vld1q_f32, vld1q_f64, vmulq_f32, vorrq_u32, vreinterpretq_f32_f64,
+    vget_low_f32, vld1q_f32, vld1q_f64, vld1q_u32, vmulq_f32, vorrq_u32, vreinterpretq_f32_f64,
     vreinterpretq_f32_s32, vreinterpretq_f32_u32, vreinterpretq_f64_f32, vreinterpretq_u32_f32,
     vrndnq_f32, vshlq_n_s32, vshrq_n_u32, vsqrtq_f32, vsriq_n_u32, vst1q_f32, vst1q_f64, vsubq_f32,
     vtrn1q_f32, vtrn1q_f64, vtrn2q_f32, vtrn2q_f64, vuzp1q_f32, vuzp2q_f32,
@@ -115,6 +115,16 @@ impl Lanes for Neon {
         Self::of_quarters(|i| unsafe {
             let is_below = vcltq_f32(decider.0[i], bound.0[i]);
             vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(self.0[i]), is_below))
+        })
+    }
+
+    #[inline(always)]
+    fn front(self, count: usize, fill: f32) -> Self {
+        const INDICES: [u32; LANES] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
+        Self::of_quarters(|i| unsafe {
+            let indices = vld1q_u32(INDICES[i * QUARTER..].as_ptr());
+            let is_front = vcltq_u32(indices, vdupq_n_u32(count.min(LANES) as u32));
+            vbslq_f32(is_front, self.0[i], vdupq_n_f32(fill))
         })
     }
 

@@ -6,7 +6,7 @@ use super::super::instruction_set::InstructionSet;
 use super::super::lanes::{LANES, Lanes, dispatch};
 use super::packed::{PanelSource, STRIP_WORDS, load_or_zero, pack_as_is};
 use super::scratch::{MatmulScratch, STRIPS_PACKED, with_scratch};
-use super::tile::{Panels, PrefetchRange, ProductStrip, STRIP, multiply_strip};
+use super::tile::{Panels, PrefetchRange, PrefetchRanges, ProductStrip, STRIP, multiply_strip};
 use super::{BLOCK_COLUMNS, chain_factors};
 use crate::backend::Accumulate;
 use crate::cpu::threads::Threads;
@@ -135,7 +135,8 @@ impl OuterProductTask<'_> {
             }
             let strips = strips.chunks_exact(STRIP_WORDS).enumerate();
             for (start, (index, strip)) in group.clone().step_by(STRIP).zip(strips) {
-                let prefetch = self.prefetch_range(block, group.end, index);
+                let next = self.prefetch_range(block, group.end, index);
+                let prefetch = PrefetchRanges { next, finish: PrefetchRange::NOTHING };
                 let width = self.operands.right_width;
                 let to = ProductStrip {
                     floats: &mut self.part.result[start * width + block.columns.start..],

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::super::instruction_set::InstructionSet;
 use super::packed::{PackedMatrix, RowSource, pack_rows};
-use super::tile::{PrefetchRange, ProductStrip, STRIP, multiply_strip};
+use super::tile::{PrefetchRange, PrefetchRanges, ProductStrip, STRIP, multiply_strip};
 use super::{BLOCK_COLUMNS, chain_factors};
 
 /// A few rows and a run of columns of the left factor; rows count from the start of the task's
@@ -32,6 +32,8 @@ pub(crate) struct RowProduct<'a, L> {
     pub(crate) left: L,
     /// The right factor, packed in panels.
     pub(crate) matrix: &'a PackedMatrix,
+    /// The rows that are read when those of the product are complete, as wide as these.
+    pub(crate) finish_reads: PrefetchRange,
 }
 
 /// A left factor whose rows may be computed block by block.
@@ -108,7 +110,13 @@ fn multiply_block<L: LeftRows>(
     pack_rows(set, source, strip);
     let panels = matrix.panels(depth.start, columns.start);
     let next = block.rows.end * width + depth.start;
-    let prefetch = PrefetchRange::new(left, next, width, depth.len(), STRIP);
+    let next = PrefetchRange::new(left, next, width, depth.len(), STRIP);
+    let finish = if depth.end == matrix.depth() {
+        factors.finish_reads.part(block.rows.clone(), columns.start, columns.len())
+    } else {
+        PrefetchRange::NOTHING
+    };
+    let prefetch = PrefetchRanges { next, finish };
     let to = ProductStrip {
         floats: product,
         stride,

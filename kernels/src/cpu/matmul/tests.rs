@@ -1,7 +1,7 @@
 //! Products against their definition, bit for bit.
 
 use super::super::bf16::{multiply_add_pair, pair};
-use super::{MatrixPair, OuterProduct, RowProduct, SumStorage};
+use super::{MatrixPair, OuterProduct, PrefetchRange, RowProduct, SumStorage};
 use super::{chain_factors, multiply_rows, outer_product, with_scratch};
 use crate::backend::{Accumulate, MatrixShape};
 use crate::conformance::floats;
@@ -100,7 +100,13 @@ fn check_rows(
             with_scratch(|scratch| {
                 let strip = scratch.strips.as_mut_slice();
                 let storage = SumStorage::Result(&mut y);
-                let factors = RowProduct { set, row_count: rows, left: x, matrix };
+                let factors = RowProduct {
+                    set,
+                    row_count: rows,
+                    left: x,
+                    matrix,
+                    finish_reads: PrefetchRange::NOTHING,
+                };
                 multiply_rows(factors, strip, storage, |_, _, _| {});
             });
             for (index, y) in y.iter().enumerate() {

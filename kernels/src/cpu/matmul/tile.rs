@@ -20,8 +20,8 @@ mod neon_bf16;
 mod portable;
 mod prefetch;
 
-pub(crate) use prefetch::PrefetchRange;
 pub(super) use prefetch::fetch_line;
+pub(crate) use prefetch::{PrefetchRange, PrefetchRanges};
 
 use super::super::instruction_set::InstructionSet;
 use super::super::lanes::{LANES, Lanes, dispatch};
@@ -141,7 +141,7 @@ pub(crate) fn multiply_strip(
     depth: usize,
     strip: &[f32],
     panels: Panels<'_>,
-    prefetch_range: PrefetchRange,
+    prefetch: PrefetchRanges,
     product: ProductStrip<'_>,
 ) {
     if product.rows == 0 || depth == 0 || product.columns == 0 {
@@ -153,20 +153,20 @@ pub(crate) fn multiply_strip(
     assert!(panels.words.len() >= panels.rows * padded(product.columns));
     assert!(product.floats.len() >= (product.rows - 1) * product.stride + product.columns);
     match panels.precision {
-        Precision::F32 => by_panels(set, depth, strip, panels, prefetch_range, product),
+        Precision::F32 => by_panels(set, depth, strip, panels, prefetch, product),
         Precision::Bf16 => {
-            by_bf16_panels(set.of_bf16(), depth, strip, panels, prefetch_range, product);
+            by_bf16_panels(set.of_bf16(), depth, strip, panels, prefetch, product);
         }
     }
 }
 
 dispatch!(fn by_panels(
-    depth: usize, strip: &[f32], panels: Panels<'_>, prefetch_range: PrefetchRange,
+    depth: usize, strip: &[f32], panels: Panels<'_>, prefetch: PrefetchRanges,
     product: ProductStrip<'_>,
 ) = by_panels_lanes);
 
 dispatch!(fn by_bf16_panels(
-    depth: usize, strip: &[f32], panels: Panels<'_>, prefetch_range: PrefetchRange,
+    depth: usize, strip: &[f32], panels: Panels<'_>, prefetch: PrefetchRanges,
     product: ProductStrip<'_>,
 ) = by_bf16_panels_lanes);
 
@@ -175,10 +175,10 @@ fn by_bf16_panels_lanes<L: Bf16Tile>(
     depth: usize,
     strip: &[f32],
     panels: Panels<'_>,
-    prefetch_range: PrefetchRange,
+    prefetch: PrefetchRanges,
     product: ProductStrip<'_>,
 ) {
-    by_panels_lanes::<L::Kernel>(depth, strip, panels, prefetch_range, product);
+    by_panels_lanes::<L::Kernel>(depth, strip, panels, prefetch, product);
 }
 
 #[inline(always)]
@@ -186,18 +186,21 @@ fn by_panels_lanes<K: TileKernel>(
     depth: usize,
     strip: &[f32],
     panels: Panels<'_>,
-    prefetch_range: PrefetchRange,
+    prefetch: PrefetchRanges,
     mut product: ProductStrip<'_>,
 ) {
     let panel_count = product.columns.div_ceil(PANEL);
     let panel_stride = panels.rows * PANEL;
     // As many panels in each tile, or one fewer: 2 and 2, not 3 and 1.
     let tile_count = panel_count.div_ceil(K::PANELS);
+    let mut prefetcher = prefetch.over_tiles(tile_count);
     for index in 0..tile_count {
-        let first = panel_count * index / tile_count;
-        let count = panel_count * (index + 1) / tile_count - first;
+        // Divisions take as long as a few factors of a tile: none where each tile is one panel.
+        let first = if K::PANELS == 1 { index } else { panel_count * index / tile_count };
+        let end = if K::PANELS == 1 { index + 1 } else { panel_count * (index + 1) / tile_count };
+        let count = end - first;
         let panel = &panels.words[first * panel_stride + panels.start * PANEL..];
-        let mut prefetcher = prefetch_range.share(index, tile_count);
+        prefetcher.next_tile();
         let mut row = 0;
         for height in K::HEIGHTS {
             if row >= product.rows {

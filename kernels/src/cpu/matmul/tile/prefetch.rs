@@ -1,10 +1,11 @@
 //! Memory fetched ahead of its use.
 
+use std::ops::Range;
+
 use super::super::super::lanes::LANES;
 
-/// Memory that the next strip will read, fetched a line at a time while this one is worked on: a
-/// copy that must wait for the third-level cache costs 6 % of a product, one that finds its lines
-/// close by 3 %.
+/// Rows that are read soon, fetched a line at a time while a strip is worked on: a copy that must wait for the
+/// third-level cache costs 6 % of a product, one that finds its lines close by 3 %.
 #[derive(Clone, Copy)]
 pub(crate) struct PrefetchRange {
     start: *const f32,
@@ -27,28 +28,80 @@ impl PrefetchRange {
         Self { start, stride, lines_per_row: width.div_ceil(LANES), rows }
     }
 
-    /// The share of tile `tile` of `tile_count`.
-    pub(super) fn share(&self, tile: usize, tile_count: usize) -> Prefetcher {
-        let lines = self.rows * self.lines_per_row;
-        let first = lines * tile / tile_count;
-        let end = lines * (tile + 1) / tile_count;
-        let (row, column) = match self.lines_per_row {
-            0 => (0, 0),
-            lines => (first / lines, first % lines),
-        };
-        Prefetcher { range: *self, row, column, lines_left: end - first }
+    /// Rows of `width` floats.
+    pub(crate) fn rows(floats: &[f32], width: usize) -> Self {
+        Self::of_rows(floats.as_ptr(), floats.len() / width.max(1), width)
+    }
+
+    /// `rows` rows of `width` floats from `start` on.
+    pub(crate) fn of_rows(start: *const f32, rows: usize, width: usize) -> Self {
+        Self { start, stride: width, lines_per_row: width.div_ceil(LANES), rows }
+    }
+
+    /// Some of these rows, and of each some of its floats from `column` on.
+    pub(crate) fn part(&self, rows: Range<usize>, column: usize, width: usize) -> Self {
+        let Self { start, stride, .. } = *self;
+        let rows = rows.start.min(self.rows)..rows.end.min(self.rows);
+        let start = start.wrapping_add(rows.start * stride + column);
+        Self { start, stride, lines_per_row: width.div_ceil(LANES), rows: rows.len() }
+    }
+
+    fn lines(&self) -> usize {
+        self.rows * self.lines_per_row
     }
 }
 
-/// The lines of a range that are still to be fetched.
+/// What is fetched while a strip is worked on: what the next strip reads, and what is read once this one's sums are
+/// there.
+#[derive(Clone, Copy)]
+pub(crate) struct PrefetchRanges {
+    pub(crate) next: PrefetchRange,
+    pub(crate) finish: PrefetchRange,
+}
+
+impl PrefetchRanges {
+    /// No lines to fetch.
+    pub(crate) const NOTHING: Self =
+        Self { next: PrefetchRange::NOTHING, finish: PrefetchRange::NOTHING };
+
+    /// These, once: there are none from then on.
+    pub(crate) fn take(&mut self) -> Self {
+        std::mem::replace(self, Self::NOTHING)
+    }
+
+    /// Lines of `next` and then those of `finish`, as many for each of `tiles` tiles.
+    pub(super) fn over_tiles(&self, tiles: usize) -> Prefetcher {
+        let Self { next, finish } = *self;
+        let (range, then) =
+            if next.lines() > 0 { (next, finish) } else { (finish, PrefetchRange::NOTHING) };
+        let lines = next.lines() + finish.lines();
+        let per_tile = if lines > 0 { lines.div_ceil(tiles) } else { 0 };
+        Prefetcher { range, then, row: 0, column: 0, lines_behind: lines, per_tile, lines_left: 0 }
+    }
+}
+
+/// The lines that are still to be fetched: the rest of a range, and what comes then.
 pub(super) struct Prefetcher {
     range: PrefetchRange,
+    then: PrefetchRange,
     row: usize,
     column: usize,
+    /// Lines for later tiles.
+    lines_behind: usize,
+    per_tile: usize,
+    /// Those that are left for this tile.
     lines_left: usize,
 }
 
 impl Prefetcher {
+    /// Goes on to the next tile.
+    #[inline(always)]
+    pub(super) fn next_tile(&mut self) {
+        let lines = self.per_tile.min(self.lines_behind);
+        self.lines_left += lines;
+        self.lines_behind -= lines;
+    }
+
     pub(super) fn lines_left(&self) -> usize {
         self.lines_left
     }
@@ -62,6 +115,9 @@ impl Prefetcher {
             self.column += 1;
             if self.column == self.range.lines_per_row {
                 (self.row, self.column) = (self.row + 1, 0);
+                if self.row == self.range.rows {
+                    (self.range, self.row) = (self.then, 0);
+                }
             }
             self.lines_left -= 1;
         }
