@@ -169,7 +169,7 @@ impl<S: CheckpointStore + 'static> ChunkSink for PieceSink<S> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use zbelastic_checkpoint::InMemoryStore;
     use zbelastic_trainer::elastic::{LayerImage, layer_digest};
     use zbelastic_types::{LayerId, RunId, Step};
@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     /// A layer of two chunks and a bit.
-    fn layer() -> (PieceRef, Vec<u8>) {
+    pub(crate) fn layer() -> (PieceRef, Vec<u8>) {
         let len = 2 * CHUNK_BYTES / 12 + 100;
         let floats = |start: usize| (start..start + len).map(|i| i as f32 * 0.5).collect();
         let w = floats(1);

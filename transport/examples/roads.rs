@@ -25,8 +25,9 @@ use tokio::runtime::{Builder, Runtime};
 use zbelastic_identity::{ClusterAuthority, PeerRole, UnixSeconds};
 use zbelastic_transport::bulk::CHUNK_BYTES;
 use zbelastic_transport::{
-    BulkBody, BulkFetch, ChunkSink, EventQueue, FrameBody, FrameClass, FrameRules, OutgoingFrame,
-    ProcessStart, SendOutcome, Transport, TransportEvent, TransportLimits, TransportSetup,
+    BulkBody, BulkFetch, ChunkSink, EventQueue, FrameBody, FrameClass, FrameRules, MemorySink,
+    OutgoingFrame, ProcessStart, SendOutcome, Transport, TransportEvent, TransportLimits,
+    TransportSetup,
 };
 use zbelastic_types::{ClusterId, NodeId};
 
@@ -254,7 +255,7 @@ fn bodies(one: &PathNode, two: &PathNode, body: &Arc<Vec<u8>>) -> PathResult<()>
 
 /// Into one vector, which grows.
 fn kept_bodies(one: &PathNode, two: &PathNode, body: &Arc<Vec<u8>>) -> PathResult<()> {
-    one.runtime.block_on(one.transport.fetch_bulk(serve(two, body)))?;
+    one.runtime.block_on(one.transport.fetch_bulk_into(serve(two, body), MemorySink::default()))?;
     Ok(())
 }
 

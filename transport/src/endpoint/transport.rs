@@ -18,8 +18,8 @@ use super::counters::TransportCounters;
 use super::setup::{BindError, TransportSetup};
 use super::tuning::QuicConfigs;
 use crate::bulk::{
-    BulkBody, BulkError, BulkFetch, CheckedChunks, CheckedFetch, ChunkSink, fetch,
-    fetch_checked_into, fetch_into,
+    BulkBody, BulkError, BulkFetch, CheckedChunks, CheckedFetch, ChunkSink, fetch_checked_into,
+    fetch_into,
 };
 use crate::control::EnqueueOutcome;
 use crate::event::EventQueue;
@@ -168,16 +168,6 @@ impl Transport {
     /// Sets where bodies of the Bulk lane are found.
     pub fn set_bulk_source(&self, source: BulkSource) {
         self.shared.context.bulk_source.send_replace(Some(Arc::new(source)));
-    }
-
-    /// Fetches a body from the nodes that hold it.
-    ///
-    /// # Errors
-    ///
-    /// No holder could give all of it.
-    pub async fn fetch_bulk(&self, request: BulkFetch) -> Result<Vec<u8>, BulkError> {
-        let context = Arc::clone(&self.shared.context);
-        fetch(request, move |node| open_bulk(Arc::clone(&context), node)).await
     }
 
     /// Fetches a body from the nodes that hold it, into a sink.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use zbelastic_transport::{
     ANSWER_BYTES_MAX, BulkFetch, CONTROL_MESSAGE_BYTES_MAX, DownReason, FrameClass, FrameRejection,
-    FrameRules, OutgoingFrame, PeerViolation, ReceivedFrame, RequestError, SendOutcome,
+    FrameRules, MemorySink, OutgoingFrame, PeerViolation, ReceivedFrame, RequestError, SendOutcome,
     TransportEvent, TransportLimits,
 };
 use zbelastic_types::NodeId;
@@ -269,12 +269,13 @@ async fn a_body_is_fetched_from_holders_on_either_path() {
             length,
             progress: None,
         };
-        assert!(one.transport.fetch_bulk(fetch).await.unwrap() == body);
+        let fetched = one.transport.fetch_bulk_into(fetch, MemorySink::default()).await;
+        assert!(fetched.unwrap().into_bytes() == body);
         let bulk = one.transport.counters().bulk;
         let by_road = (bulk.quic_bytes_received > 0, bulk.same_host_bytes_received > 0);
         assert_eq!(by_road, (!same_host, same_host));
         let unknown = BulkFetch { holders, key: b"other".to_vec(), length, progress: None };
-        assert!(one.transport.fetch_bulk(unknown).await.is_err());
+        assert!(one.transport.fetch_bulk_into(unknown, MemorySink::default()).await.is_err());
     }
 }
 

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use zbelastic_checkpoint::{CheckpointStore, CheckpointStoreError, SledStore};
+use zbelastic_checkpoint::{CheckpointStoreError, SledStore};
 use zbelastic_consensus::state::State;
 use zbelastic_identity::{PeerIdentity, PeerRole};
-use zbelastic_trainer::elastic::{ChainingValue, LayerImage, layer_digest, nth_moment_value};
-use zbelastic_transport::{BulkBody, BulkFetch, RequestReply, Transport};
+use zbelastic_trainer::elastic::{ChainingValue, nth_moment_value};
+use zbelastic_transport::{BulkBody, BulkError, BulkFetch, RequestReply, Transport};
 use zbelastic_types::{Bytes, Digest, NodeId, Step};
 use zbelastic_wire::{
     self as wire, BulkKey, CollectedSpace, NodeAnswer, NodeRequest, PieceRef, StoreReferences,
@@ -24,6 +24,8 @@ use zbelastic_api::{
     LayerVerified, PIECE_BYTES_MAX, ResourceKind, TracePiece, encode_answer,
 };
 use zbelastic_policy::WorkCounter;
+use zbelastic_policy::copy_check::{CopyCheck, check_stored_copy};
+use zbelastic_policy::piece_sink::PieceError;
 
 /// Reads every copy of a layer there may be, and compares: off the loop, for disks are slow.
 pub(super) fn verify(
@@ -267,49 +269,33 @@ async fn mend(
     failed
 }
 
-async fn read_local(
-    store: Option<Arc<SledStore>>,
-    piece: PieceRef,
-) -> Result<Vec<u8>, CheckpointStoreError> {
-    let store = store.ok_or(CheckpointStoreError::NoPiece { name: piece.name() })?;
-    let read = tokio::task::spawn_blocking(move || store.get(piece.name())).await;
-    read.unwrap_or(Err(CheckpointStoreError::NoPiece { name: piece.name() }))
-}
-
 async fn local_copy_state(store: Option<Arc<SledStore>>, piece: PieceRef) -> CopyState {
-    match read_local(store, piece).await {
-        Ok(bytes) => verify_copy(&bytes, piece),
-        Err(error @ CheckpointStoreError::NoPiece { .. }) => {
-            CopyState::Missing { what: error.to_string() }
-        }
-        Err(error) => CopyState::Damaged { what: error.to_string() },
+    let check = move || match store {
+        Some(store) => check_stored_copy(&*store, piece),
+        None => Err(CheckpointStoreError::NoPiece { name: piece.name() }.into()),
+    };
+    match tokio::task::spawn_blocking(check).await {
+        Ok(checked) => copy_state(piece, checked),
+        Err(error) => CopyState::Missing { what: error.to_string() },
     }
 }
 
 async fn remote_copy_state(transport: &Transport, node: NodeId, piece: PieceRef) -> CopyState {
-    match fetch(transport, vec![node], piece).await {
-        Ok(bytes) => verify_copy(&bytes, piece),
-        Err(what) => CopyState::Missing { what },
+    let key = wire::encode(&BulkKey::Piece(piece));
+    let fetch = BulkFetch { holders: vec![node], key, length: piece.length, progress: None };
+    match transport.fetch_bulk_into(fetch, CopyCheck::new(piece)).await {
+        Ok(check) => copy_state(piece, check.finish()),
+        Err(BulkError::Sink(error)) => CopyState::Damaged { what: error.to_string() },
+        Err(error) => CopyState::Missing { what: error.to_string() },
     }
 }
 
-/// Whether bytes are the layer that was agreed on, to the last bit.
-fn verify_copy(bytes: &[u8], piece: PieceRef) -> CopyState {
-    match LayerImage::decode(bytes) {
-        Ok(image) if layer_digest(&image) == piece.digest => {
-            CopyState::Sound { bytes: Bytes(bytes.len() as u64) }
+fn copy_state(piece: PieceRef, checked: Result<(), PieceError>) -> CopyState {
+    match checked {
+        Ok(()) => CopyState::Sound { bytes: Bytes(piece.length) },
+        Err(PieceError::Store(error @ CheckpointStoreError::NoPiece { .. })) => {
+            CopyState::Missing { what: error.to_string() }
         }
-        Ok(_) => CopyState::Damaged { what: "the state has another digest".to_owned() },
         Err(error) => CopyState::Damaged { what: error.to_string() },
     }
-}
-
-async fn fetch(
-    transport: &Transport,
-    holders: Vec<NodeId>,
-    piece: PieceRef,
-) -> Result<Vec<u8>, String> {
-    let key = wire::encode(&BulkKey::Piece(piece));
-    let fetch = BulkFetch { holders, key, length: piece.length, progress: None };
-    transport.fetch_bulk(fetch).await.map_err(|error| error.to_string())
 }
