@@ -11,6 +11,7 @@
 mod answers;
 mod applied;
 mod authority;
+mod authority_files;
 mod backfill;
 mod certificates;
 mod checkpoints;
@@ -441,10 +442,11 @@ impl ControllerNode {
                 let ControllerPorts { tasks, journal, .. } = &mut self.ports;
                 self.certificates.handle_admin_renewal(result, tasks, journal);
             }
-            ControllerCompletion::AuthorityKey(secret) => {
-                let folder = self.certificates.authority_folder();
-                let ControllerPorts { core, journal, .. } = &mut self.ports;
-                self.rotation.handle_key(secret, (core.state(), &folder), journal);
+            ControllerCompletion::AuthorityFiles(result) => {
+                let (ports, certificates) = (&mut self.ports, &mut self.certificates);
+                if let Some(made) = self.rotation.handle_files(result, ports, certificates) {
+                    self.announce_authority(made);
+                }
             }
         }
     }

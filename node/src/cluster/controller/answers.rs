@@ -12,6 +12,8 @@ use zbelastic_types::{Digest, NodeId, RunId, Step};
 use zbelastic_wire::{self as wire, NodeAnswer, NodeMessage, NodeRequest};
 
 use super::ControllerNode;
+use super::authority::RotationRequest;
+use super::authority_files::AuthorityMade;
 use super::checkpoints::{answer_collect, backup, collect_all, export, export_subtree, verify};
 use super::command_answer::CommandAnswer;
 use super::data::has_data;
@@ -168,7 +170,24 @@ impl ControllerNode {
                 self.trace.piece(&self.run_log, offset, from).into()
             }
             ApiRequest::ClusterInfo => self.cluster_info().into(),
-            ApiRequest::ClusterRotateCa { force } => self.rotate_authority(force),
+            ApiRequest::ClusterRotateCa { force } => {
+                match self.rotation.request(force, &self.ports) {
+                    RotationRequest::Make => {
+                        let (ports, certificates) = (&self.ports, &self.certificates);
+                        return self.rotation.make(force, Some(reply), ports, certificates);
+                    }
+                    RotationRequest::Propose(change) => {
+                        let command = OperatorCommand::Access(AccessChange::Authority(change));
+                        RequestOutcome::Command(command, CommandAnswer::Rotation)
+                    }
+                    RotationRequest::UnderWay => self.rotation.answer(self.ports.state()).into(),
+                    RotationRequest::Busy => {
+                        let what = "keys of authorities are written; request it again".to_owned();
+                        ApiRefusal::OutOfResource { what }.into()
+                    }
+                    RotationRequest::NotLeader => self.view().redirect().into(),
+                }
+            }
             ApiRequest::ClusterBackup { digest, offset } => {
                 backup(self.ports.state(), digest, offset).into()
             }
@@ -244,18 +263,21 @@ impl ControllerNode {
         RequestOutcome::Command(command, CommandAnswer::Done(summary))
     }
 
-    /// `cluster rotate-ca`. Requested again, it answers how far the change is.
-    fn rotate_authority(&mut self, force: bool) -> RequestOutcome {
-        if !self.ports.leads() {
-            return self.view().redirect().into();
-        }
-        match self.rotation.begin(force, self.ports.state(), &self.certificates) {
-            Ok(Some(change)) => {
-                let command = OperatorCommand::Access(AccessChange::Authority(change));
-                RequestOutcome::Command(command, CommandAnswer::Rotation)
+    /// An authority was made: it is announced, if this node still leads.
+    pub(super) fn announce_authority(&mut self, made: AuthorityMade) {
+        let AuthorityMade { made, is_forced, reply } = made;
+        let change = self.rotation.announced(made, is_forced);
+        let command = change.map(|change| OperatorCommand::Access(AccessChange::Authority(change)));
+        match (command, reply) {
+            (Ok(command), Some(reply)) => {
+                self.propose_command(command, (reply, CommandAnswer::Rotation));
             }
-            Ok(None) => self.rotation.answer(self.ports.state()).into(),
-            Err(what) => ApiRefusal::Internal { what }.into(),
+            // One that is not proposed is made again at the next look, by the leader at that time.
+            (Ok(command), None) => drop(self.ports.propose(command)),
+            (Err(what), Some(reply)) => refuse(reply, ApiRefusal::Internal { what }),
+            (Err(why), None) => {
+                self.ports.journal.warn(format!("no authority is announced: {why}"));
+            }
         }
     }
 

@@ -4,7 +4,6 @@
 //! is carried out: keys are made and fetched, certificates issued, and folders written.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::Arc;
 
 use zbelastic_consensus::access::{
@@ -14,23 +13,38 @@ use zbelastic_consensus::access::{
 use zbelastic_consensus::core::OperatorCommand;
 use zbelastic_consensus::member::{Member, Role};
 use zbelastic_consensus::state::State;
-use zbelastic_identity::{
-    AuthoritySecret, CertificateLife, ClusterAuthority, PeerIdentity, PeerRole, UnixSeconds,
-};
+use zbelastic_identity::{CertificateLife, ClusterAuthority, PeerIdentity, PeerRole, UnixSeconds};
+use zbelastic_policy::authority::{is_certified, report, succession, updated_credentials};
 use zbelastic_policy::roster::Roster;
+use zbelastic_transport::RequestReply;
 use zbelastic_types::{Digest, NodeId};
-use zbelastic_wire::{self as wire, NodeAnswer, NodeMessage, NodeRequest};
+use zbelastic_wire::{NodeAnswer, NodeMessage};
 
+use super::authority_files::{
+    AuthorityFileResult, AuthorityMade, bridge, find_next, make, succeed,
+};
 use super::certificates::ControllerCertificates;
 use super::ports::{ControllerCompletion, ControllerPorts};
 use super::status::name_of_member;
-use crate::cluster::authority::{
-    CredentialsChange, LOOK_TICKS, is_certified, report, updated_credentials, warn_of,
-};
+use crate::cluster::authority::{CredentialsChange, LOOK_TICKS, warn_of};
 use crate::cluster::journal::Journal;
 use zbelastic_api::{
     ApiAnswer, ApiRefusal, ChangeSummary, EventKind, RotationProgress, RotationStatus,
 };
+
+/// What becomes of a request to change the authority.
+pub(super) enum RotationRequest {
+    /// An authority is to be made, which is announced then.
+    Make,
+    /// It is answered once the change is applied.
+    Propose(AuthorityChange),
+    /// A change is under way: it is answered how far that is.
+    UnderWay,
+    /// Files of an authority are read or written: it is refused.
+    Busy,
+    /// Another controller leads.
+    NotLeader,
+}
 
 /// This controller's part in a change of authority: its knowledge beside the agreed state.
 #[derive(Default)]
@@ -41,8 +55,8 @@ pub(super) struct AuthorityRotation {
     reports: BTreeMap<NodeId, AuthorityReport>,
     /// Ticks since the rotation was last checked.
     ticks: u32,
-    /// Whether a request for the key to another controller is under way.
-    is_key_requested: bool,
+    /// Whether files of an authority are read or written beside the loop.
+    is_at_work: bool,
 }
 
 impl AuthorityRotation {
@@ -90,63 +104,76 @@ impl AuthorityRotation {
         let Succession { key, old, .. } = &rotation.succession;
         let is_next = |authority: &ClusterAuthority| authority.pin().0 == key.0;
         if is_next(certificates.authority()) {
-            return find_bridge_certificate(rotation, ports, certificates);
+            return self.find_bridge_certificate(rotation, ports, certificates);
         }
         let is_here = self.next.as_deref().is_some_and(is_next);
         // The log is read from an earlier change of authority on.
-        if is_here || **certificates.authority().certificate() != **old {
+        let follows = **certificates.authority().certificate() == **old;
+        if is_here || self.is_at_work || !follows {
             return;
         }
-        let loaded = ClusterAuthority::load_next(&certificates.authority_folder(), None);
-        self.next = loaded.ok().filter(is_next).map(Arc::new);
-        if self.next.is_none() {
-            self.request_key(*key, ports, roster);
-        }
-    }
-
-    fn request_key(&mut self, key: Digest, ports: &ControllerPorts, roster: &Roster) {
         let holds_key = |node: &NodeId| {
             let report = self.reports.get(node);
-            report.is_some_and(|report| report.key == key && report.has_key)
+            report.is_some_and(|report| report.key == *key && report.has_key)
         };
         let mut others = ports.other_controllers().into_iter();
-        let found = others.find(|node| roster.is_up(*node) && holds_key(node));
-        let Some(other) = found.filter(|_| !self.is_key_requested) else { return };
-        self.is_key_requested = true;
+        let other = others.find(|node| roster.is_up(*node) && holds_key(node));
         let transport = ports.tasks.transport().clone();
-        ports.tasks.spawn(async move {
-            let request = NodeRequest::AuthorityKey { key };
-            let answer = transport.request(other, request.encode()).await;
-            ControllerCompletion::AuthorityKey(match answer.map(|bytes| wire::decode(&bytes)) {
-                Ok(Ok(NodeAnswer::AuthorityKey(secret))) => Ok(secret),
-                Ok(Ok(NodeAnswer::Refused { why })) => Err(why),
-                Ok(Ok(
-                    NodeAnswer::Renewed { .. }
-                    | NodeAnswer::Collected(_)
-                    | NodeAnswer::CollectedWithAsides(_),
-                )) => Err("it answered something else".to_owned()),
-                Ok(Err(error)) => Err(error.to_string()),
-                Err(error) => Err(error.to_string()),
-            })
-        });
+        let folder = certificates.authority_folder();
+        let find = find_next(transport, other, rotation.clone(), folder);
+        self.spawn(async { AuthorityFileResult::Next(find.await) }, ports);
     }
 
-    /// Another controller sent the key of the authority that follows, or none.
-    pub(super) fn handle_key(
+    /// Files are read and written by one task at a time.
+    fn spawn(
         &mut self,
-        secret: Result<AuthoritySecret, String>,
-        (state, folder): (&State, &Path),
-        journal: &mut Journal,
+        work: impl Future<Output = AuthorityFileResult> + Send + 'static,
+        ports: &ControllerPorts,
     ) {
-        self.is_key_requested = false;
-        let Some(rotation) = state.access().rotation() else { return };
-        match secret.and_then(|secret| next_authority(&secret, rotation, folder)) {
-            Ok(next) => {
-                self.next = Some(Arc::new(next));
+        self.is_at_work = true;
+        ports.tasks.spawn(async move { ControllerCompletion::AuthorityFiles(work.await) });
+    }
+
+    /// Files of an authority were read or written. Yields an authority that was made and is to be
+    /// announced.
+    pub(super) fn handle_files(
+        &mut self,
+        result: AuthorityFileResult,
+        ports: &mut ControllerPorts,
+        certificates: &mut ControllerCertificates,
+    ) -> Option<AuthorityMade> {
+        self.is_at_work = false;
+        match result {
+            AuthorityFileResult::Next(Ok(next)) => {
+                let rotation = ports.core.state().access().rotation();
+                let key = rotation.map(|rotation| rotation.succession.key);
+                let next = next.filter(|next| key == Some(Digest(next.pin().0)));
+                if next.is_some() {
+                    self.next = next;
+                    self.ticks = LOOK_TICKS;
+                }
+            }
+            AuthorityFileResult::Next(Err(why)) => {
+                ports.journal.log(format!("the new authority's key was not received: {why}"));
+            }
+            AuthorityFileResult::Made(made) => return Some(made),
+            AuthorityFileResult::Succeeded { next, outcome: Ok(()) } => {
+                self.next = None;
+                certificates.set_authority(next);
                 self.ticks = LOOK_TICKS;
             }
-            Err(why) => journal.log(format!("the new authority's key was not received: {why}")),
+            AuthorityFileResult::Succeeded { outcome: Err(why), .. } => {
+                ports.journal.warn(format!("the new authority is not used: {why}"));
+            }
+            AuthorityFileResult::Bridged(Ok(authority)) => {
+                certificates.set_authority(authority);
+                certificates.renew_own(&ports.tasks, &mut ports.journal);
+            }
+            AuthorityFileResult::Bridged(Err(why)) => {
+                ports.journal.warn(format!("the authority is not written: {why}"));
+            }
         }
+        None
     }
 
     /// Another controller requests the key of the authority that follows. It is sent to controllers
@@ -180,19 +207,29 @@ impl AuthorityRotation {
         let key = rotation.succession.key.0;
         let new = rotation.succession.certificate.clone().into();
         let is_trusted = certificates.credentials().roots().contains(&new);
-        if let Some(next) = self.next.take_if(|next| is_trusted && next.pin().0 == key) {
-            if let Err(error) = ClusterAuthority::succeed(&certificates.authority_folder()) {
-                ports.journal.warn(format!("the new authority is not used: {error}"));
-                self.next = Some(next);
-                return;
-            }
-            certificates.set_authority(next);
+        let next = self.next.clone().filter(|next| is_trusted && next.pin().0 == key);
+        if let Some(next) = next.filter(|_| !self.is_at_work) {
+            return self.spawn(succeed(next, certificates.authority_folder()), ports);
         }
         let is_here = certificates.authority().pin().0 == key;
         let is_certified = is_certified(rotation, certificates.credentials());
         if is_here && !is_certified && !certificates.credentials.is_writing() {
             certificates.renew_own(&ports.tasks, &mut ports.journal);
         }
+    }
+
+    /// A controller that joined with the new authority received nothing of the old one.
+    fn find_bridge_certificate(
+        &mut self,
+        rotation: &Rotation,
+        ports: &ControllerPorts,
+        certificates: &ControllerCertificates,
+    ) {
+        if self.is_at_work || !certificates.authority().bridge().is_empty() {
+            return;
+        }
+        let authority = certificates.authority().clone();
+        self.spawn(bridge(authority, rotation.clone(), certificates.authority_folder()), ports);
     }
 
     fn report_progress(
@@ -242,57 +279,57 @@ impl AuthorityRotation {
                     AuthorityChange::Issues { key, until_s }
                 }
                 RotationStep::Retire => AuthorityChange::Retired { key },
-                RotationStep::AnnounceAnew => match self.announce(rotation.is_forced, certificates)
-                {
-                    Ok(change) => change,
-                    Err(why) => {
-                        return ports.journal.warn(format!("no authority is announced: {why}"));
-                    }
-                },
+                RotationStep::AnnounceAnew => {
+                    return self.make(rotation.is_forced, None, ports, certificates);
+                }
             };
         // One that is not proposed is found again at the next look, by the leader at that time.
         let _ = ports.propose(OperatorCommand::Access(AccessChange::Authority(change)));
     }
 
-    /// Makes another authority. Its key is on this disk before it is announced.
-    fn announce(
+    /// Makes another authority, unless files of one are read or written: what is due is found again
+    /// at the next look, and a client's request is refused by [`Self::request`].
+    pub(super) fn make(
         &mut self,
         is_forced: bool,
+        reply: Option<RequestReply>,
+        ports: &ControllerPorts,
         certificates: &ControllerCertificates,
+    ) {
+        if !self.is_at_work {
+            let authority = certificates.authority().clone();
+            self.spawn(make(authority, certificates.authority_folder(), (is_forced, reply)), ports);
+        }
+    }
+
+    /// The change that announces an authority whose key is on this disk.
+    ///
+    /// # Errors
+    /// If it could not be made.
+    pub(super) fn announced(
+        &mut self,
+        made: Result<Arc<ClusterAuthority>, String>,
+        is_forced: bool,
     ) -> Result<AuthorityChange, String> {
-        let now = UnixSeconds::now();
-        let next = certificates.authority().successor(now).map_err(|error| error.to_string())?;
-        next.save_next(&certificates.authority_folder()).map_err(|error| error.to_string())?;
-        let [bridge, old] = next.bridge() else {
-            return Err("it names no authority before it".to_owned());
-        };
-        let succession = Succession {
-            key: Digest(next.pin().0),
-            certificate: next.certificate().to_vec(),
-            bridge: bridge.to_vec(),
-            old: old.to_vec(),
-        };
-        self.next = Some(Arc::new(next));
+        let next = made?;
+        let succession =
+            succession(&next).ok_or_else(|| "it names no authority before it".to_owned())?;
+        self.next = Some(next);
         Ok(AuthorityChange::Announced { succession: Box::new(succession), is_forced })
     }
 
-    /// The change that a leader proposes for `cluster rotate-ca`; nothing if such a change is under
-    /// way.
-    ///
-    /// # Errors
-    /// If no authority can be made.
-    pub(super) fn begin(
-        &mut self,
-        force: bool,
-        state: &State,
-        certificates: &ControllerCertificates,
-    ) -> Result<Option<AuthorityChange>, String> {
-        match state.access().rotation().filter(|last| last.is_under_way()) {
+    /// What becomes of `cluster rotate-ca`. Requested again, it answers how far the change is.
+    pub(super) fn request(&self, force: bool, ports: &ControllerPorts) -> RotationRequest {
+        if !ports.leads() {
+            return RotationRequest::NotLeader;
+        }
+        match ports.state().access().rotation().filter(|last| last.is_under_way()) {
             Some(last) if force && !last.is_forced => {
-                Ok(Some(AuthorityChange::Forced { key: last.succession.key }))
+                RotationRequest::Propose(AuthorityChange::Forced { key: last.succession.key })
             }
-            Some(_) => Ok(None),
-            None => self.announce(force, certificates).map(Some),
+            Some(_) => RotationRequest::UnderWay,
+            None if self.is_at_work => RotationRequest::Busy,
+            None => RotationRequest::Make,
         }
     }
 
@@ -356,23 +393,6 @@ impl AuthorityRotation {
     }
 }
 
-/// A controller that joined with the new authority received nothing of the old one.
-fn find_bridge_certificate(
-    rotation: &Rotation,
-    ports: &mut ControllerPorts,
-    certificates: &mut ControllerCertificates,
-) {
-    if !certificates.authority().bridge().is_empty() {
-        return;
-    }
-    let authority = bridged(certificates.authority().clone(), rotation);
-    if let Err(error) = authority.save(&certificates.authority_folder()) {
-        return ports.journal.warn(format!("the authority is not written: {error}"));
-    }
-    certificates.set_authority(Arc::new(authority));
-    certificates.renew_own(&ports.tasks, &mut ports.journal);
-}
-
 /// Trusts the authorities that the cluster agreed to trust.
 fn follow_authorities(
     rotation: &Rotation,
@@ -388,25 +408,4 @@ fn follow_authorities(
         Some(Err(error)) => warn_of(change, &error, &mut ports.journal),
         None => {}
     }
-}
-
-/// The authority with the key that another controller sent, written to `folder`.
-fn next_authority(
-    secret: &AuthoritySecret,
-    rotation: &Rotation,
-    folder: &Path,
-) -> Result<ClusterAuthority, String> {
-    let next = ClusterAuthority::from_secret(secret).map_err(|error| error.to_string())?;
-    if next.pin().0 != rotation.succession.key.0 {
-        return Err("it is of another authority than the one announced".to_owned());
-    }
-    let next = bridged(next, rotation);
-    next.save_next(folder).map_err(|error| error.to_string())?;
-    Ok(next)
-}
-
-/// An authority with the certificates that lead from it to the one before.
-fn bridged(authority: ClusterAuthority, rotation: &Rotation) -> ClusterAuthority {
-    let Succession { bridge, old, .. } = rotation.succession.clone();
-    authority.with_bridge(vec![bridge.into(), old.into()])
 }

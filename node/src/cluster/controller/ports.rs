@@ -4,9 +4,9 @@
 use zbelastic_consensus::core::{CommandOutcome, Core, CoreRefusal, OperatorCommand};
 use zbelastic_consensus::member::Role;
 use zbelastic_consensus::state::State;
-use zbelastic_identity::AuthoritySecret;
 use zbelastic_types::NodeId;
 
+use super::authority_files::AuthorityFileResult;
 use super::backfill::BackfillResult;
 use super::data::DataFetchResult;
 use super::runs::RunCatalog;
@@ -34,8 +34,8 @@ pub(super) enum ControllerCompletion {
     Credentials(Box<CredentialsWritten>),
     /// The administrator's certificate was renewed if that was due, or why it could not be.
     AdminRenewal(Result<(), String>),
-    /// The key of the authority that follows, or why it did not arrive.
-    AuthorityKey(Result<AuthoritySecret, String>),
+    /// Files of an authority were read or written, or could not be.
+    AuthorityFiles(AuthorityFileResult),
 }
 
 impl From<CredentialsWritten> for ControllerCompletion {

@@ -11,12 +11,12 @@ use zbelastic_wire::{self as wire, NodeAnswer, NodeMessage, NodeRequest};
 
 use super::ports::{WorkerCompletion, WorkerPorts, WorkerTasks};
 use crate::cluster::authority::{
-    CredentialsChange, CredentialsWritten, LOOK_TICKS, OwnCredentials, is_certified, report,
-    updated_credentials, warn_of,
+    CredentialsChange, CredentialsWritten, LOOK_TICKS, OwnCredentials, warn_of,
 };
 use crate::cluster::journal::Journal;
 use crate::cluster::node_record::NodeRecord;
 use crate::cluster::renewal::request_renewal;
+use zbelastic_policy::authority::{is_certified, report, updated_credentials};
 
 /// The certificate of a worker, and when it is renewed.
 pub(super) struct WorkerCertificate {
