@@ -95,10 +95,8 @@ impl ConfigBuilder<'_> {
                 return None;
             }
         };
-        let mut errors = model.errors();
-        errors.extend(uneven_heads(&model));
         let wrong = |error| ConfigProblem::FolderModel { path: path.clone(), error };
-        self.problems.extend(errors.into_iter().map(wrong));
+        self.problems.extend(model.errors().into_iter().map(wrong));
         self.check_positions(&model);
         if self.reads_bytes() {
             self.check_tokenizer(folder, model.vocabulary);
@@ -247,18 +245,6 @@ impl ConfigBuilder<'_> {
                 .collect();
         }
         model.errors()
-    }
-}
-
-/// In a folder's configuration a GPT-2 has no head width of its own.
-fn uneven_heads(model: &ModelConfig) -> Option<ModelError> {
-    let heads = model.heads;
-    let width = model.width;
-    match model.family {
-        Family::Gpt2 if heads > 0 && !width.is_multiple_of(heads) => {
-            Some(ModelError::Heads { heads, width })
-        }
-        Family::Gpt2 | Family::Llama => None,
     }
 }
 

@@ -83,8 +83,7 @@ fn a_folder_and_keys_do_not_both_say_what_the_model_is() {
   --set: model.layers stands beside model.from_hf
   why: the folder's config.json says what the model is
   try: leave out model.layers or model.from_hf
-  config.json: 5 heads do not divide a width of 24
-  why: a head is width / heads wide unless model.head_dim says more";
+  config.json: config.json: `n_head` is 5; only a number that divides n_embd is supported";
     assert_eq!(details.join("\n"), expected);
 }
 

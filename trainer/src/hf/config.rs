@@ -39,17 +39,33 @@ pub fn parse_config(text: &str) -> Result<ModelConfig, ConfigError> {
             Err(keys.unsupported("model_type", supported))
         }
     }?;
+    check_common(&keys)?;
     keys.check_all_read()?;
     Ok(model)
 }
 
+/// What a full dump of a configuration says of all models, and where it would change one.
+fn check_common(keys: &ConfigKeys<'_>) -> Result<(), ConfigError> {
+    keys.only("pruned_heads", "{}", |heads| heads == &json!({}))?;
+    keys.only_false("tie_encoder_decoder")?;
+    keys.only("quantization_config", "null", |_| false)
+}
+
 fn parse_gpt2(keys: &ConfigKeys<'_>) -> Result<ModelConfig, ConfigError> {
     let tanh_gelu = |value: &Value| value == "gelu_new" || value == "gelu_pytorch_tanh";
-    keys.only("activation_function", "\"gelu_new\"", tanh_gelu)?;
+    let supported = "\"gelu_new\" or \"gelu_pytorch_tanh\"";
+    keys.only("activation_function", supported, tanh_gelu)?;
     keys.only_false("scale_attn_by_inverse_layer_idx")?;
     keys.only("scale_attn_weights", "true", |value| value == &json!(true))?;
     let width = keys.size("n_embd")?;
     let heads = keys.size("n_head")?;
+    if heads > 0 && !width.is_multiple_of(heads) {
+        return Err(keys.unsupported("n_head", "a number that divides n_embd"));
+    }
+    // Releases differ in what null is: tied, untied, or none.
+    if keys.has("tie_word_embeddings") && keys.value("tie_word_embeddings").is_none() {
+        return Err(keys.unsupported("tie_word_embeddings", "true or false"));
+    }
     let positions = keys.size("n_positions")?;
     // Older files say the number of positions twice.
     keys.only("n_ctx", "the number of n_positions", |value| value == &json!(positions))?;
@@ -77,6 +93,7 @@ fn parse_gpt2(keys: &ConfigKeys<'_>) -> Result<ModelConfig, ConfigError> {
 fn parse_llama(keys: &ConfigKeys<'_>, kind: LlamaType) -> Result<ModelConfig, ConfigError> {
     keys.only("hidden_act", "\"silu\"", |value| value == "silu")?;
     keys.only_false("rope_interleaved")?;
+    keys.only_false("use_mrope")?;
     let width = keys.size("hidden_size")?;
     let heads = keys.size("num_attention_heads")?;
     let blocks = keys.blocks("num_hidden_layers")?;
@@ -242,7 +259,12 @@ fn rope_object(
     let number = |key| keys.optional_float(key)?.ok_or_else(|| keys.wrong(key, "a number"));
     // Its name in files before transformers 4.43.
     let older = keys.value("type");
-    let scaling = match keys.value("rope_type").or(older).map(Value::as_str) {
+    let newer = keys.value("rope_type");
+    // Which of the two counts differs between releases and models.
+    if newer.zip(older).is_some_and(|(newer, older)| newer != older) {
+        return Err(contradiction(&keys, "rope_type", "type"));
+    }
+    let scaling = match newer.or(older).map(Value::as_str) {
         None | Some(Some("default")) => None,
         Some(Some("linear")) => Some(RopeScaling::Linear { factor: number("factor")? }),
         Some(Some("llama3")) => Some(RopeScaling::Llama3 {

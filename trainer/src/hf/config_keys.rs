@@ -64,12 +64,13 @@ const BLOCKS_MAX: u32 = 10_000;
 const SHOWN_MAX: usize = 100;
 
 /// Keys that change no weight of a model that is trained: names and versions, how it is run or
-/// generates text, and heads for other tasks.
-const WITHOUT_EFFECT: [&str; 70] = [
+/// generates text, heads for other tasks, and what older releases and other programs wrote.
+const WITHOUT_EFFECT: [&str; 79] = [
     "_attn_implementation",
     "_attn_implementation_autoset",
     "_commit_hash",
     "_name_or_path",
+    "_num_labels",
     "add_cross_attention",
     "architectures",
     "attn_implementation",
@@ -98,16 +99,21 @@ const WITHOUT_EFFECT: [&str; 70] = [
     "label2id",
     "length_penalty",
     "max_length",
+    "max_sequence_length",
     "min_length",
     "model_type",
+    "n_special",
     "no_repeat_ngram_size",
     "num_beam_groups",
     "num_beams",
+    "num_labels",
     "num_return_sequences",
     "output_attentions",
     "output_hidden_states",
+    "output_past",
     "output_scores",
     "pad_token_id",
+    "predict_special_tokens",
     "prefix",
     "pretraining_tp",
     "problem_type",
@@ -125,16 +131,19 @@ const WITHOUT_EFFECT: [&str; 70] = [
     "suppress_tokens",
     "task_specific_params",
     "temperature",
+    "tf_legacy_loss",
     "tokenizer_class",
     "top_k",
     "top_p",
     "torch_dtype",
     "torchscript",
+    "transformers.js_config",
     "transformers_version",
     "typical_p",
     "unk_token_id",
     "unsloth_fixed",
     "unsloth_version",
+    "use_bfloat16",
     "use_cache",
 ];
 

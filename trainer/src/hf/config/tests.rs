@@ -65,6 +65,11 @@ fn rotary_parameters_are_read_in_both_spellings() {
     check(newer, 5e5, linear);
     check_refused(
         "llama",
+        r#", "rope_scaling": {"rope_type": "linear", "type": "default", "factor": 4}"#,
+        "`rope_scaling.rope_type` is \"linear\", and `rope_scaling.type` has \"default\"",
+    );
+    check_refused(
+        "llama",
         r#", "rope_scaling": {"rope_type": "yarn"}"#,
         "`rope_scaling.rope_type`",
     );
@@ -139,6 +144,11 @@ fn keys_without_effect_may_stand_there_and_no_others() {
     parsed("llama", r#", "torch_dtype": "bfloat16", "use_cache": true, "attention_dropout": 0.0"#);
     parsed("llama", r#", "is_llama_config": true, "rope_interleaved": false"#);
     parsed("llama", r#", "attention_dropout": 0.1"#);
+    let dumped = r#", "pruned_heads": {}, "tie_encoder_decoder": false, "tf_legacy_loss": false,
+        "quantization_config": null, "use_mrope": false, "transformers.js_config": {"dtype": "q4"}"#;
+    parsed("llama", dumped);
+    check_refused("llama", r#", "pruned_heads": {"1": [0]}"#, "`pruned_heads`");
+    check_refused("qwen2", r#", "use_mrope": true"#, "`use_mrope`");
     check_refused("llama", r#", "logit_scale": 2.0"#, "`logit_scale` = 2.0 is not understood");
     check_refused("llama", r#", "quantization_config": {"bits": 4}"#, "`quantization_config`");
     check_refused("llama", r#", "rope_interleaved": true"#, "`rope_interleaved`");
@@ -183,4 +193,23 @@ fn what_is_written_is_read_as_the_same_model() {
     }
     let expected = ["\"llama\"", "\"mistral\"", "\"qwen2\"", "\"qwen3\""];
     assert_eq!(types.into_iter().collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn the_file_of_a_gpt2_may_be_of_an_older_release_but_not_in_doubt() {
+    let file = |keys: &str| {
+        format!(
+            r#"{{"model_type": "gpt2", "n_embd": 24, "n_head": 4, "n_layer": 2, "n_positions": 16,
+            "vocab_size": 99{keys}}}"#
+        )
+    };
+    let older = r#", "n_special": 0, "predict_special_tokens": true, "output_past": true, "_num_labels": 1"#;
+    assert_eq!(parse_config(&file(older)).expect("an older file").head_width, 6);
+    let check = |keys: &str, part: &str| {
+        let error = parse_config(&file(keys)).expect_err(keys).to_string();
+        assert!(error.contains(part), "{error}, expected {part}");
+    };
+    check(r#", "tie_word_embeddings": null"#, "`tie_word_embeddings` is null; only true or false");
+    check(r#", "n_head": 5"#, "`n_head` is 5; only a number that divides n_embd");
+    check(r#", "activation_function": "gelu""#, "\"gelu_new\" or \"gelu_pytorch_tanh\"");
 }
