@@ -356,6 +356,29 @@ async fn a_sink_gets_each_chunk_once_and_the_caller_sees_bytes_arrive() {
     assert_eq!(progress.load(Ordering::Relaxed), bytes.len() as u64);
 }
 
+/// Takes bytes in the order of their offsets alone.
+#[derive(Debug, Default)]
+struct OrderedSink(u64);
+
+impl ChunkSink for OrderedSink {
+    fn write(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        assert_eq!(offset, self.0);
+        self.0 += bytes.len() as u64;
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn one_holder_serves_chunks_in_order_whatever_fails_on_the_way() {
+    let bytes = content(9 * CHUNK_BYTES + 17);
+    let cut = StreamFault::Cut(ANSWER_BYTES + 3 * STEP_BYTES + 100);
+    let faults = vec![vec![StreamFault::Flip(2 * STEP_BYTES + 60)], vec![cut]];
+    let holders = TestHolders::new([TestHolder { faults, ..TestHolder::of(&bytes) }]);
+    let request = holders.request(bytes.len(), None);
+    let sink = fetch_into(request, OrderedSink::default(), |node| holders.open(node)).await;
+    assert_eq!(sink.unwrap().0, bytes.len() as u64);
+}
+
 #[tokio::test]
 async fn progress_counts_what_came_before_a_fetch_failed() {
     let bytes = content(3 * CHUNK_BYTES);

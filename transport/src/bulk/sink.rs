@@ -15,7 +15,8 @@ pub(super) const SINK_AHEAD: usize = 4;
 /// Receives the verified bytes of a fetch.
 pub trait ChunkSink: Send + 'static {
     /// Writes the bytes of a chunk to `offset`. Called on a thread that may block, once for each
-    /// chunk, in the order in which chunks were verified, which is not that of their offsets.
+    /// chunk, in the order in which chunks were verified: that of their offsets if there is one holder, and
+    /// any if there are several.
     ///
     /// # Errors
     /// If they cannot be kept. The fetch ends with the error.

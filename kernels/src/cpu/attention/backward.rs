@@ -321,8 +321,8 @@ impl AttentionBackwardJob<'_> {
         self.add_query_gradient(keys, (first..first + rows, seen), of_queries, scratch);
     }
 
-    /// What the next task reads, fetched once during this one: for each product of a strip of queries two kinds of
-    /// rows.
+    /// For each product of a strip of queries, rows that this thread's next task may read: the keys, values and first
+    /// query head of its group, with each head of this one.
     fn rows_ahead(&self, keys: KeyBlock, first: usize) -> [PrefetchRanges; 3] {
         if keys.start > 0 {
             return [PrefetchRanges::NOTHING; 3];
@@ -332,14 +332,14 @@ impl AttentionBackwardJob<'_> {
         let strip =
             |range, column: fn(&HeadColumns) -> usize| self.ahead.strip(range, first, column);
         [
-            PrefetchRanges { next: strip(qkv, |at| at.key), finish: strip(qkv, |at| at.value) },
+            PrefetchRanges { first: strip(qkv, |at| at.key), second: strip(qkv, |at| at.value) },
             PrefetchRanges {
-                next: strip(qkv, |at| at.query),
-                finish: strip(of(self.saved.gradient), |at| at.out),
+                first: strip(qkv, |at| at.query),
+                second: strip(of(self.saved.gradient), |at| at.out),
             },
             PrefetchRanges {
-                next: strip(of(self.saved.out), |at| at.out),
-                finish: PrefetchRange::NOTHING,
+                first: strip(of(self.saved.out), |at| at.out),
+                second: PrefetchRange::NOTHING,
             },
         ]
     }

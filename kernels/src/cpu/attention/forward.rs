@@ -129,7 +129,7 @@ impl AttentionForwardJob<'_> {
         let limit = key_limit(position, self.lengths.keys);
         let qkv = PrefetchRange::rows(self.qkv, self.shape.qkv_width());
         let ahead = |column: fn(&HeadColumns) -> usize| self.ahead.strip(qkv, first, column);
-        let prefetch = PrefetchRanges { next: ahead(|at| at.query), finish: ahead(|at| at.key) };
+        let prefetch = PrefetchRanges { first: ahead(|at| at.query), second: ahead(|at| at.key) };
         self.score(rows, start..limit, prefetch, scratch);
         let mut inverses = [0.0; QUERIES];
         for (row, inverse) in inverses.iter_mut().enumerate().take(rows) {
@@ -148,8 +148,8 @@ impl AttentionForwardJob<'_> {
             log_sum[0] = (f64::from(softmax.max) + libm::log(f64::from(softmax.sum))) as f32;
         }
         let row = self.row + first;
-        let finish = out.prefetch_range().part(row..row + rows, at.out, head_width);
-        let prefetch = PrefetchRanges { next: ahead(|at| at.value), finish };
+        let written = out.prefetch_range().part(row..row + rows, at.out, head_width);
+        let prefetch = PrefetchRanges { first: ahead(|at| at.value), second: written };
         self.weigh_values(rows, start..position + rows, prefetch, scratch);
         for (row, sums) in scratch.sums.chunks_exact(head_width).take(rows).enumerate() {
             // SAFETY: as above.

@@ -97,7 +97,8 @@ impl HeadColumns {
 }
 
 /// The rows that a thread's next task reads, which it fetches strip by strip during this one. What does not lie side
-/// by side, no processor fetches by itself in time.
+/// by side, no processor fetches by itself in time. Which task is next is a guess: threads take turns as long as
+/// tasks are alike.
 pub(super) struct RowsAhead {
     /// The first row of that task's sequence.
     row: usize,

@@ -136,7 +136,7 @@ impl OuterProductTask<'_> {
             let strips = strips.chunks_exact(STRIP_WORDS).enumerate();
             for (start, (index, strip)) in group.clone().step_by(STRIP).zip(strips) {
                 let next = self.prefetch_range(block, group.end, index);
-                let prefetch = PrefetchRanges { next, finish: PrefetchRange::NOTHING };
+                let prefetch = PrefetchRanges { first: next, second: PrefetchRange::NOTHING };
                 let width = self.operands.right_width;
                 let to = ProductStrip {
                     floats: &mut self.part.result[start * width + block.columns.start..],

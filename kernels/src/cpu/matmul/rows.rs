@@ -116,7 +116,7 @@ fn multiply_block<L: LeftRows>(
     } else {
         PrefetchRange::NOTHING
     };
-    let prefetch = PrefetchRanges { next, finish };
+    let prefetch = PrefetchRanges { first: next, second: finish };
     let to = ProductStrip {
         floats: product,
         stride,

@@ -51,30 +51,30 @@ impl PrefetchRange {
     }
 }
 
-/// What is fetched while a strip is worked on: what the next strip reads, and what is read once this one's sums are
-/// there.
+/// What is fetched while a strip is worked on, one range behind the other. Of a product of rows the first is what
+/// the next strip reads, the second what is read once this one's sums are there.
 #[derive(Clone, Copy)]
 pub(crate) struct PrefetchRanges {
-    pub(crate) next: PrefetchRange,
-    pub(crate) finish: PrefetchRange,
+    pub(crate) first: PrefetchRange,
+    pub(crate) second: PrefetchRange,
 }
 
 impl PrefetchRanges {
     /// No lines to fetch.
     pub(crate) const NOTHING: Self =
-        Self { next: PrefetchRange::NOTHING, finish: PrefetchRange::NOTHING };
+        Self { first: PrefetchRange::NOTHING, second: PrefetchRange::NOTHING };
 
     /// These, once: there are none from then on.
     pub(crate) fn take(&mut self) -> Self {
         std::mem::replace(self, Self::NOTHING)
     }
 
-    /// Lines of `next` and then those of `finish`, as many for each of `tiles` tiles.
+    /// Their lines, spread over `tiles` tiles: as many for each, and fewer or none for the last.
     pub(super) fn over_tiles(&self, tiles: usize) -> Prefetcher {
-        let Self { next, finish } = *self;
+        let Self { first, second } = *self;
         let (range, then) =
-            if next.lines() > 0 { (next, finish) } else { (finish, PrefetchRange::NOTHING) };
-        let lines = next.lines() + finish.lines();
+            if first.lines() > 0 { (first, second) } else { (second, PrefetchRange::NOTHING) };
+        let lines = first.lines() + second.lines();
         let per_tile = if lines > 0 { lines.div_ceil(tiles) } else { 0 };
         Prefetcher { range, then, row: 0, column: 0, lines_behind: lines, per_tile, lines_left: 0 }
     }
@@ -110,17 +110,23 @@ impl Prefetcher {
     #[inline(always)]
     pub(super) fn fetch(&mut self, count: usize) {
         for _ in 0..count.min(self.lines_left) {
-            let offset = self.row * self.range.stride + self.column * LANES;
-            fetch_line::<false>(self.range.start.wrapping_add(offset));
-            self.column += 1;
-            if self.column == self.range.lines_per_row {
-                (self.row, self.column) = (self.row + 1, 0);
-                if self.row == self.range.rows {
-                    (self.range, self.row) = (self.then, 0);
-                }
-            }
-            self.lines_left -= 1;
+            fetch_line::<false>(self.next_line());
         }
+    }
+
+    #[inline(always)]
+    fn next_line(&mut self) -> *const f32 {
+        let offset = self.row * self.range.stride + self.column * LANES;
+        let line = self.range.start.wrapping_add(offset);
+        self.column += 1;
+        if self.column == self.range.lines_per_row {
+            (self.row, self.column) = (self.row + 1, 0);
+            if self.row == self.range.rows {
+                (self.range, self.row) = (self.then, 0);
+            }
+        }
+        self.lines_left -= 1;
+        line
     }
 }
 
@@ -155,4 +161,40 @@ pub(in super::super) fn fetch_line<const FIRST_LEVEL: bool>(from: *const f32) {
     }
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let _ = from;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{LANES, PrefetchRange, PrefetchRanges};
+
+    #[test]
+    fn each_line_of_both_ranges_is_fetched_once_and_in_order() {
+        let floats = vec![0.0; 200];
+        let of_rows = PrefetchRange::rows(&floats, 40);
+        let parts = [of_rows.part(1..4, 8, 20), of_rows.part(4..9, 0, 10), PrefetchRange::NOTHING];
+        let line = |at: usize| floats[at..].as_ptr();
+        // Three rows of two lines, and the last row of one: what lies beyond the end is left out.
+        let lines = [vec![48, 64, 88, 104, 128, 144], vec![160], Vec::new()];
+        assert_eq!(LANES, 16);
+        for (first, of_first) in parts.iter().zip(&lines) {
+            for (second, of_second) in parts.iter().zip(&lines) {
+                let expected: Vec<_> =
+                    of_first.iter().chain(of_second).map(|at| line(*at)).collect();
+                for tiles in [1, 2, 5, 24] {
+                    let ranges = PrefetchRanges { first: *first, second: *second };
+                    let mut prefetcher = ranges.over_tiles(tiles);
+                    let mut found = Vec::new();
+                    for tile in 0..tiles {
+                        prefetcher.next_tile();
+                        // A tile that fetches half leaves the rest to those behind it.
+                        let lines = prefetcher.lines_left();
+                        let count =
+                            if tile % 2 == 0 && tile + 1 < tiles { lines / 2 } else { lines };
+                        found.extend((0..count).map(|_| prefetcher.next_line()));
+                    }
+                    assert_eq!(found, expected, "{tiles} tiles");
+                }
+            }
+        }
+    }
 }
