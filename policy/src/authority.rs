@@ -69,6 +69,71 @@ pub fn report(rotation: &Rotation, own: &Credentials, has_key: bool) -> Authorit
     }
 }
 
+/// What a controller knows of the key of the authority that follows.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct KeyKnowledge {
+    /// Whether the key is here, and in use or in memory.
+    pub is_here: bool,
+    /// Whether the authority of this controller is the one before. If not, the log is read from an
+    /// earlier change on.
+    pub follows: bool,
+    /// Whether this disk was searched for it.
+    pub is_searched: bool,
+    /// Whether another controller that is up has it.
+    pub has_other: bool,
+    /// Whether files of an authority are being read or written.
+    pub is_at_work: bool,
+}
+
+impl KeyKnowledge {
+    /// Whether to search for the key now: on this disk once, and with another controller that has it.
+    /// A key that is nowhere keeps nobody at work, since another authority has to be made then.
+    #[must_use]
+    pub const fn searches(self) -> bool {
+        let is_wanted = !self.is_here && self.follows;
+        is_wanted && !self.is_at_work && (!self.is_searched || self.has_other)
+    }
+
+    /// Whether it is known if the key is here. A controller that says no before its disk was searched
+    /// has a key replaced that is not lost.
+    #[must_use]
+    pub const fn is_complete(self) -> bool {
+        self.is_here || !self.follows || self.is_searched
+    }
+}
+
+/// What becomes of a request to change the authority.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RotationRequest {
+    /// An authority is to be made, which is announced then.
+    Make,
+    /// A client's request made one already, which is not announced yet.
+    Making,
+    /// The change under way is to be forced.
+    Force {
+        /// The key of the authority that follows.
+        key: Digest,
+    },
+    /// A change is under way: it is answered how far that is.
+    UnderWay,
+    /// Other files of an authority are read or written.
+    Busy,
+}
+
+impl RotationRequest {
+    /// Of a request to a leader, by the last change and what is being written.
+    #[must_use]
+    pub fn new(last: Option<&Rotation>, force: bool, is_making: bool, is_at_work: bool) -> Self {
+        match last.filter(|last| last.is_under_way()) {
+            Some(last) if force && !last.is_forced => Self::Force { key: last.succession.key },
+            Some(_) => Self::UnderWay,
+            None if is_making => Self::Making,
+            None if is_at_work => Self::Busy,
+            None => Self::Make,
+        }
+    }
+}
+
 /// What the group agrees on of an authority that follows another; nothing if it follows none.
 #[must_use]
 pub fn succession(next: &ClusterAuthority) -> Option<Succession> {
@@ -164,5 +229,40 @@ mod tests {
         // An entry that is read again changes nothing at a member that is further.
         check(&third, &of(RotationPhase::Announced), &[&third]);
         check(&third, &of(RotationPhase::Retired), &[&third]);
+    }
+
+    #[test]
+    fn a_disk_is_searched_once_and_what_it_has_is_not_told_before() {
+        let nowhere = KeyKnowledge { follows: true, ..KeyKnowledge::default() };
+        assert!(nowhere.searches() && !nowhere.is_complete());
+        assert!(!KeyKnowledge { is_at_work: true, ..nowhere }.searches());
+        let searched = KeyKnowledge { is_searched: true, ..nowhere };
+        assert!(!searched.searches() && searched.is_complete(), "it is replaced");
+        assert!(KeyKnowledge { has_other: true, ..searched }.searches());
+        let here = KeyKnowledge { is_here: true, ..nowhere };
+        let further = KeyKnowledge { follows: false, ..nowhere };
+        for known in [here, further] {
+            assert!(!known.searches() && known.is_complete());
+        }
+    }
+
+    #[test]
+    fn one_authority_is_made_for_all_who_request_it() {
+        let first = ClusterAuthority::create(ClusterId(3), NOW).expect("made");
+        let next = first.successor(NOW).expect("made");
+        let announced = rotation(&next, RotationPhase::Announced);
+        let request = |force| RotationRequest::new(Some(&announced), force, false, true);
+        assert_eq!(
+            [request(false), request(true)],
+            [RotationRequest::UnderWay, RotationRequest::Force { key: announced.succession.key }]
+        );
+        let over = rotation(&next, RotationPhase::Retired);
+        for last in [None, Some(&over)] {
+            let request =
+                |is_making, is_at_work| RotationRequest::new(last, false, is_making, is_at_work);
+            assert_eq!(request(false, false), RotationRequest::Make);
+            assert_eq!(request(true, true), RotationRequest::Making);
+            assert_eq!(request(false, true), RotationRequest::Busy);
+        }
     }
 }

@@ -2,6 +2,8 @@
 //! connection that it vouches for; and if it ended or is not trusted any more, from the controllers
 //! as a joiner, where its key is known.
 
+use std::fmt::Display;
+
 use zbelastic_consensus::mutant::{self, Mutant};
 use zbelastic_identity::{UnixSeconds, ValidityWindow};
 
@@ -127,6 +129,30 @@ impl RenewalWatch {
     /// Makes the next check come at once: no controller trusts the certificate.
     pub fn check_now(&mut self) {
         self.ticks = 0;
+    }
+}
+
+/// What new credentials are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CredentialsChange {
+    /// A certificate that is valid for longer, or by another authority.
+    Renewed,
+    /// Other authorities are trusted.
+    Authorities {
+        /// Whether the change of authority is over, and the one before is trusted no more.
+        is_over: bool,
+    },
+}
+
+impl CredentialsChange {
+    /// The warning that it did not happen. It is tried again: a renewal was begun long before the end,
+    /// and authorities are looked at each second.
+    #[must_use]
+    pub fn failure(self, why: &dyn Display) -> String {
+        match self {
+            Self::Renewed => format!("the certificate is not renewed: {why}"),
+            Self::Authorities { .. } => format!("another authority is not trusted: {why}"),
+        }
     }
 }
 

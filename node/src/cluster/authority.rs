@@ -1,10 +1,9 @@
 //! The credentials of this node, and how others are written in a change of authority.
 
-use std::fmt::Display;
 use std::path::PathBuf;
 
 use zbelastic_identity::Credentials;
-use zbelastic_policy::renewal::CredentialsWrite;
+use zbelastic_policy::renewal::{CredentialsChange, CredentialsWrite};
 use zbelastic_transport::Transport;
 
 use super::background::BackgroundTasks;
@@ -12,26 +11,6 @@ use super::journal::Journal;
 
 /// Ticks between two looks at the authorities to trust, and two reports of it: a second.
 pub const LOOK_TICKS: u32 = 100;
-
-/// What new credentials are for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CredentialsChange {
-    /// A certificate that is valid for longer, or by another authority.
-    Renewed,
-    /// Other authorities are trusted.
-    Authorities {
-        /// Whether the change of authority is over, and the one before is trusted no more.
-        is_over: bool,
-    },
-}
-
-/// It is tried again: a renewal was begun long before the end, and authorities are looked at each second.
-pub fn warn_of(change: CredentialsChange, why: &dyn Display, journal: &mut Journal) {
-    journal.warn(match change {
-        CredentialsChange::Renewed => format!("the certificate is not renewed: {why}"),
-        CredentialsChange::Authorities { .. } => format!("another authority is not trusted: {why}"),
-    });
-}
 
 /// Credentials that were written, or why they could not be.
 #[derive(Debug)]
@@ -103,7 +82,7 @@ impl<C> OwnCredentials<C> {
             self.used = used.map(|()| credentials).map_err(|error| error.to_string())?;
             Ok(())
         });
-        let used = used.inspect_err(|why| warn_of(change, why, journal));
+        let used = used.inspect_err(|why| journal.warn(change.failure(why)));
         (used.ok().map(|()| change), postponed)
     }
 }

@@ -2,17 +2,17 @@
 
 use std::sync::Arc;
 
-use zbelastic_consensus::access::{AccessChange, AccessRegistry, TokenId};
+use zbelastic_consensus::access::{AccessChange, AccessRegistry, AuthorityChange, TokenId};
 use zbelastic_consensus::core::{CommandOutcome, CoreRefusal, OperatorCommand};
 use zbelastic_consensus::job::{JobChange, JobSpec};
 use zbelastic_consensus::state::{EntryRefusal, State};
 use zbelastic_identity::{PeerIdentity, SpkiPin, UnixSeconds};
+use zbelastic_policy::authority::RotationRequest;
 use zbelastic_transport::RequestReply;
 use zbelastic_types::{Digest, NodeId, RunId, Step};
 use zbelastic_wire::{self as wire, NodeAnswer, NodeMessage, NodeRequest};
 
 use super::ControllerNode;
-use super::authority::RotationRequest;
 use super::authority_files::AuthorityMade;
 use super::checkpoints::{answer_collect, backup, collect_all, export, export_subtree, verify};
 use super::command_answer::CommandAnswer;
@@ -170,22 +170,31 @@ impl ControllerNode {
                 self.trace.piece(&self.run_log, offset, from).into()
             }
             ApiRequest::ClusterInfo => self.cluster_info().into(),
+            ApiRequest::ClusterRotateCa { .. } if !self.ports.leads() => {
+                self.view().redirect().into()
+            }
             ApiRequest::ClusterRotateCa { force } => {
-                match self.rotation.request(force, &self.ports) {
+                match self.rotation.request(force, self.ports.state()) {
                     RotationRequest::Make => {
                         let (ports, certificates) = (&self.ports, &self.certificates);
                         return self.rotation.make(force, Some(reply), ports, certificates);
                     }
-                    RotationRequest::Propose(change) => {
-                        let command = OperatorCommand::Access(AccessChange::Authority(change));
+                    RotationRequest::Force { key } => {
+                        let change = AccessChange::Authority(AuthorityChange::Forced { key });
+                        let command = OperatorCommand::Access(change);
                         RequestOutcome::Command(command, CommandAnswer::Rotation)
                     }
                     RotationRequest::UnderWay => self.rotation.answer(self.ports.state()).into(),
-                    RotationRequest::Busy => {
-                        let what = "keys of authorities are written; request it again".to_owned();
-                        ApiRefusal::OutOfResource { what }.into()
+                    RotationRequest::Making => {
+                        let what = "another authority is being made; `zbelastic cluster info` \
+                                    shows the change once it is announced";
+                        let summary = ChangeSummary { what: what.to_owned(), nodes: Vec::new() };
+                        ApiAnswer::Done(summary).into()
                     }
-                    RotationRequest::NotLeader => self.view().redirect().into(),
+                    RotationRequest::Busy => {
+                        let what = "keys of authorities are being written; request it again";
+                        ApiRefusal::Internal { what: what.to_owned() }.into()
+                    }
                 }
             }
             ApiRequest::ClusterBackup { digest, offset } => {
@@ -263,17 +272,22 @@ impl ControllerNode {
         RequestOutcome::Command(command, CommandAnswer::Done(summary))
     }
 
-    /// An authority was made: it is announced, if this node still leads.
+    /// An authority was made: it is announced, if that is due and this node still leads.
     pub(super) fn announce_authority(&mut self, made: AuthorityMade) {
         let AuthorityMade { made, is_forced, reply } = made;
-        let change = self.rotation.announced(made, is_forced);
-        let command = change.map(|change| OperatorCommand::Access(AccessChange::Authority(change)));
-        match (command, reply) {
-            (Ok(command), Some(reply)) => {
-                self.propose_command(command, (reply, CommandAnswer::Rotation));
+        let for_client = reply.is_some();
+        let change = self.rotation.announced((made, is_forced), for_client, self.ports.state());
+        let command = |change| OperatorCommand::Access(AccessChange::Authority(change));
+        match (change, reply) {
+            (Ok(Some(change)), Some(reply)) => {
+                self.propose_command(command(change), (reply, CommandAnswer::Rotation));
             }
             // One that is not proposed is made again at the next look, by the leader at that time.
-            (Ok(command), None) => drop(self.ports.propose(command)),
+            (Ok(Some(change)), None) => drop(self.ports.propose(command(change))),
+            (Ok(None), Some(reply)) => {
+                requests::reply(reply, &self.rotation.answer(self.ports.state()));
+            }
+            (Ok(None), None) => {}
             (Err(what), Some(reply)) => refuse(reply, ApiRefusal::Internal { what }),
             (Err(why), None) => {
                 self.ports.journal.warn(format!("no authority is announced: {why}"));

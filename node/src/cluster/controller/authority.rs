@@ -14,7 +14,9 @@ use zbelastic_consensus::core::OperatorCommand;
 use zbelastic_consensus::member::{Member, Role};
 use zbelastic_consensus::state::State;
 use zbelastic_identity::{CertificateLife, ClusterAuthority, PeerIdentity, PeerRole, UnixSeconds};
-use zbelastic_policy::authority::{is_certified, report, succession, updated_credentials};
+use zbelastic_policy::authority::{
+    KeyKnowledge, RotationRequest, is_certified, report, succession, updated_credentials,
+};
 use zbelastic_policy::roster::Roster;
 use zbelastic_transport::RequestReply;
 use zbelastic_types::{Digest, NodeId};
@@ -26,25 +28,12 @@ use super::authority_files::{
 use super::certificates::ControllerCertificates;
 use super::ports::{ControllerCompletion, ControllerPorts};
 use super::status::name_of_member;
-use crate::cluster::authority::{CredentialsChange, LOOK_TICKS, warn_of};
+use crate::cluster::authority::LOOK_TICKS;
 use crate::cluster::journal::Journal;
 use zbelastic_api::{
     ApiAnswer, ApiRefusal, ChangeSummary, EventKind, RotationProgress, RotationStatus,
 };
-
-/// What becomes of a request to change the authority.
-pub(super) enum RotationRequest {
-    /// An authority is to be made, which is announced then.
-    Make,
-    /// It is answered once the change is applied.
-    Propose(AuthorityChange),
-    /// A change is under way: it is answered how far that is.
-    UnderWay,
-    /// Files of an authority are read or written: it is refused.
-    Busy,
-    /// Another controller leads.
-    NotLeader,
-}
+use zbelastic_policy::renewal::CredentialsChange;
 
 /// This controller's part in a change of authority: its knowledge beside the agreed state.
 #[derive(Default)]
@@ -55,8 +44,11 @@ pub(super) struct AuthorityRotation {
     reports: BTreeMap<NodeId, AuthorityReport>,
     /// Ticks since the rotation was last checked.
     ticks: u32,
-    /// Whether files of an authority are read or written beside the loop.
+    /// Whether files of an authority are read or written beside the loop, and whether one is made.
     is_at_work: bool,
+    is_making: bool,
+    /// The key that this disk was searched for last.
+    searched: Option<Digest>,
 }
 
 impl AuthorityRotation {
@@ -73,13 +65,15 @@ impl AuthorityRotation {
         }
         self.ticks = 0;
         let Some(rotation) = ports.state().access().rotation().cloned() else { return };
-        self.find_key(&rotation, (ports, certificates), roster);
+        let is_known = self.find_key(&rotation, (ports, certificates), roster);
         follow_authorities(&rotation, ports, certificates);
         if rotation.is_issuing() {
             self.issue_by_next(&rotation, ports, certificates);
         }
         if rotation.is_under_way() {
-            self.report_progress(&rotation, ports, certificates);
+            if is_known {
+                self.report_progress(&rotation, ports, certificates);
+            }
             self.advance(&rotation, ports, certificates);
         }
     }
@@ -94,23 +88,19 @@ impl AuthorityRotation {
         held.find(|authority| authority.pin().0 == key.0)
     }
 
-    /// The key of the authority that follows is on this disk, or with another controller.
+    /// The key of the authority that follows is on this disk, or with another controller. Returns
+    /// whether it is known if it is here.
     fn find_key(
         &mut self,
         rotation: &Rotation,
         (ports, certificates): (&mut ControllerPorts, &mut ControllerCertificates),
         roster: &Roster,
-    ) {
+    ) -> bool {
         let Succession { key, old, .. } = &rotation.succession;
         let is_next = |authority: &ClusterAuthority| authority.pin().0 == key.0;
         if is_next(certificates.authority()) {
-            return self.find_bridge_certificate(rotation, ports, certificates);
-        }
-        let is_here = self.next.as_deref().is_some_and(is_next);
-        // The log is read from an earlier change of authority on.
-        let follows = **certificates.authority().certificate() == **old;
-        if is_here || self.is_at_work || !follows {
-            return;
+            self.find_bridge_certificate(rotation, ports, certificates);
+            return true;
         }
         let holds_key = |node: &NodeId| {
             let report = self.reports.get(node);
@@ -118,10 +108,20 @@ impl AuthorityRotation {
         };
         let mut others = ports.other_controllers().into_iter();
         let other = others.find(|node| roster.is_up(*node) && holds_key(node));
-        let transport = ports.tasks.transport().clone();
-        let folder = certificates.authority_folder();
-        let find = find_next(transport, other, rotation.clone(), folder);
-        self.spawn(async { AuthorityFileResult::Next(find.await) }, ports);
+        let knowledge = KeyKnowledge {
+            is_here: self.next.as_deref().is_some_and(is_next),
+            follows: **certificates.authority().certificate() == **old,
+            is_searched: self.searched == Some(*key),
+            has_other: other.is_some(),
+            is_at_work: self.is_at_work,
+        };
+        if knowledge.searches() {
+            let (transport, key) = (ports.tasks.transport().clone(), *key);
+            let find =
+                find_next(transport, other, rotation.clone(), certificates.authority_folder());
+            self.spawn(async move { AuthorityFileResult::Next { key, found: find.await } }, ports);
+        }
+        knowledge.is_complete()
     }
 
     /// Files are read and written by one task at a time.
@@ -142,19 +142,20 @@ impl AuthorityRotation {
         ports: &mut ControllerPorts,
         certificates: &mut ControllerCertificates,
     ) -> Option<AuthorityMade> {
-        self.is_at_work = false;
+        (self.is_at_work, self.is_making) = (false, false);
         match result {
-            AuthorityFileResult::Next(Ok(next)) => {
+            AuthorityFileResult::Next { key, found } => {
+                (self.searched, self.ticks) = (Some(key), LOOK_TICKS);
                 let rotation = ports.core.state().access().rotation();
-                let key = rotation.map(|rotation| rotation.succession.key);
-                let next = next.filter(|next| key == Some(Digest(next.pin().0)));
-                if next.is_some() {
-                    self.next = next;
-                    self.ticks = LOOK_TICKS;
+                let is_due = rotation.is_some_and(|rotation| rotation.succession.key == key);
+                match found {
+                    Ok(Some(next)) if is_due => self.next = Some(next),
+                    Ok(_) => {}
+                    Err(why) => {
+                        let what = "the new authority's key was not received";
+                        ports.journal.log(format!("{what}: {why}"));
+                    }
                 }
-            }
-            AuthorityFileResult::Next(Err(why)) => {
-                ports.journal.log(format!("the new authority's key was not received: {why}"));
             }
             AuthorityFileResult::Made(made) => return Some(made),
             AuthorityFileResult::Succeeded { next, outcome: Ok(()) } => {
@@ -288,7 +289,7 @@ impl AuthorityRotation {
     }
 
     /// Makes another authority, unless files of one are read or written: what is due is found again
-    /// at the next look, and a client's request is refused by [`Self::request`].
+    /// at the next look, and a client's request is answered by [`Self::request`].
     pub(super) fn make(
         &mut self,
         is_forced: bool,
@@ -297,40 +298,41 @@ impl AuthorityRotation {
         certificates: &ControllerCertificates,
     ) {
         if !self.is_at_work {
+            self.is_making = true;
             let authority = certificates.authority().clone();
             self.spawn(make(authority, certificates.authority_folder(), (is_forced, reply)), ports);
         }
     }
 
-    /// The change that announces an authority whose key is on this disk.
+    /// The change that announces an authority whose key is on this disk; none if it is no longer due:
+    /// a change is under way by now that `for_client` did not know of, or its key was found.
     ///
     /// # Errors
     /// If it could not be made.
     pub(super) fn announced(
         &mut self,
-        made: Result<Arc<ClusterAuthority>, String>,
-        is_forced: bool,
-    ) -> Result<AuthorityChange, String> {
+        (made, is_forced): (Result<Arc<ClusterAuthority>, String>, bool),
+        for_client: bool,
+        state: &State,
+    ) -> Result<Option<AuthorityChange>, String> {
         let next = made?;
-        let succession =
-            succession(&next).ok_or_else(|| "it names no authority before it".to_owned())?;
+        let is_due = if for_client {
+            !state.access().rotation().is_some_and(Rotation::is_under_way)
+        } else {
+            let step = state.membership().rotation_step(&self.reports, UnixSeconds::now().0);
+            matches!(step, RotationStep::AnnounceAnew)
+        };
+        if !is_due {
+            return Ok(None);
+        }
+        let succession = succession(&next).ok_or("it names no authority before it")?;
         self.next = Some(next);
-        Ok(AuthorityChange::Announced { succession: Box::new(succession), is_forced })
+        Ok(Some(AuthorityChange::Announced { succession: Box::new(succession), is_forced }))
     }
 
     /// What becomes of `cluster rotate-ca`. Requested again, it answers how far the change is.
-    pub(super) fn request(&self, force: bool, ports: &ControllerPorts) -> RotationRequest {
-        if !ports.leads() {
-            return RotationRequest::NotLeader;
-        }
-        match ports.state().access().rotation().filter(|last| last.is_under_way()) {
-            Some(last) if force && !last.is_forced => {
-                RotationRequest::Propose(AuthorityChange::Forced { key: last.succession.key })
-            }
-            Some(_) => RotationRequest::UnderWay,
-            None if self.is_at_work => RotationRequest::Busy,
-            None => RotationRequest::Make,
-        }
+    pub(super) fn request(&self, force: bool, state: &State) -> RotationRequest {
+        RotationRequest::new(state.access().rotation(), force, self.is_making, self.is_at_work)
     }
 
     /// The change of authority is further: it is looked at with the next tick.
@@ -405,7 +407,7 @@ fn follow_authorities(
     let change = CredentialsChange::Authorities { is_over: !rotation.is_under_way() };
     match updated_credentials(rotation, certificates.credentials()) {
         Some(Ok(updated)) => certificates.credentials.write(updated, change, &ports.tasks),
-        Some(Err(error)) => warn_of(change, &error, &mut ports.journal),
+        Some(Err(error)) => ports.journal.warn(change.failure(&error)),
         None => {}
     }
 }

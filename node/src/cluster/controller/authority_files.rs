@@ -12,8 +12,9 @@ use zbelastic_wire::{self as wire, NodeAnswer, NodeRequest};
 
 /// What became of the files of an authority.
 pub(super) enum AuthorityFileResult {
-    /// The authority that follows is here, or its key is nowhere yet; or why it did not arrive.
-    Next(Result<Option<Arc<ClusterAuthority>>, String>),
+    /// This disk was searched for the key of the authority that follows: it is here, or nowhere yet,
+    /// or did not arrive.
+    Next { key: Digest, found: Result<Option<Arc<ClusterAuthority>>, String> },
     /// Another authority was made, and its key written, for a client that requested it or in place
     /// of one that ended.
     Made(AuthorityMade),

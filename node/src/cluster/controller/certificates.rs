@@ -14,10 +14,11 @@ use zbelastic_policy::renewal::{AdminRenewal, CertificateStatus, RenewalAction, 
 use zbelastic_types::{Digest, NodeId};
 
 use super::ports::{ControllerCompletion, ControllerPorts, ControllerTasks};
-use crate::cluster::authority::{CredentialsChange, CredentialsWritten, OwnCredentials, warn_of};
+use crate::cluster::authority::{CredentialsWritten, OwnCredentials};
 use crate::cluster::journal::Journal;
 use crate::cluster::renewal::renew_admin_if_due;
 use zbelastic_node_folder::NodeDataFolder;
+use zbelastic_policy::renewal::CredentialsChange;
 
 /// The authority of a controller, its own certificate, and when that is renewed.
 pub(super) struct ControllerCertificates {
@@ -93,7 +94,7 @@ impl ControllerCertificates {
         });
         match renewed {
             Ok(renewed) => self.credentials.write(renewed, CredentialsChange::Renewed, tasks),
-            Err(why) => warn_of(CredentialsChange::Renewed, &why, journal),
+            Err(why) => journal.warn(CredentialsChange::Renewed.failure(&why)),
         }
     }
 

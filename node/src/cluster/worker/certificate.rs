@@ -10,13 +10,12 @@ use zbelastic_policy::roster::Roster;
 use zbelastic_wire::{self as wire, NodeAnswer, NodeMessage, NodeRequest};
 
 use super::ports::{WorkerCompletion, WorkerPorts, WorkerTasks};
-use crate::cluster::authority::{
-    CredentialsChange, CredentialsWritten, LOOK_TICKS, OwnCredentials, warn_of,
-};
+use crate::cluster::authority::{CredentialsWritten, LOOK_TICKS, OwnCredentials};
 use crate::cluster::journal::Journal;
 use crate::cluster::node_record::NodeRecord;
 use crate::cluster::renewal::request_renewal;
 use zbelastic_policy::authority::{is_certified, report, updated_credentials};
+use zbelastic_policy::renewal::CredentialsChange;
 
 /// The certificate of a worker, and when it is renewed.
 pub(super) struct WorkerCertificate {
@@ -64,7 +63,7 @@ impl WorkerCertificate {
             updated_credentials(rotation, self.credentials.used()).filter(|_| !is_writing);
         match updated {
             Some(Ok(credentials)) => self.credentials.write(credentials, change, &ports.tasks),
-            Some(Err(error)) => warn_of(change, &error, &mut ports.journal),
+            Some(Err(error)) => ports.journal.warn(change.failure(&error)),
             None => {}
         }
         self.is_replaced =
@@ -150,13 +149,13 @@ impl WorkerCertificate {
         let change = CredentialsChange::Renewed;
         let chain = match chain {
             Ok(chain) => self.credentials.admit(chain),
-            Err(why) => return warn_of(change, &why, journal),
+            Err(why) => return journal.warn(change.failure(&why)),
         };
         // It is used once what is being written is.
         let Some(chain) = chain else { return };
         match self.credentials.used().renewed(chain.into_iter().map(Into::into).collect()) {
             Ok(renewed) => self.credentials.write(renewed, change, tasks),
-            Err(error) => warn_of(change, &error, journal),
+            Err(error) => journal.warn(change.failure(&error)),
         }
     }
 
