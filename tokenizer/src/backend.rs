@@ -2,6 +2,8 @@
 
 use std::num::NonZeroUsize;
 
+use tokenizers::{Decoder as _, Model as _};
+
 use crate::byte_level::ByteLevelBpe;
 use crate::encode::{EncodeDocumentsError, EncodeError, Encoding, SpecialTokens, map_in_order};
 
@@ -60,7 +62,7 @@ impl Backend {
     pub(crate) fn id_to_token(&self, id: u32) -> Option<String> {
         match self {
             Self::Bytes => u8::try_from(id).ok().map(|byte| char::from(byte).to_string()),
-            Self::Json(json) => json.slow.id_to_token(id),
+            Self::Json(json) => json.token(id).map(|(content, _)| content),
         }
     }
 
@@ -142,10 +144,32 @@ impl Backend {
                 let bytes = ids.iter().filter_map(|id| u8::try_from(*id).ok());
                 Ok(String::from_utf8_lossy(&bytes.collect::<Vec<_>>()).into_owned())
             }
-            Self::Json(json) => json
-                .slow
-                .decode(ids, special == SpecialTokens::Exclude)
+            Self::Json(json) => json.decode(ids, special),
+        }
+    }
+}
+
+impl JsonBackend {
+    /// The content of a token, and whether it is a special one. The crate has the content of an added
+    /// token as the normalizer changes it, by which it also knows special ones, since its release
+    /// 0.23; transformers 4 has it as it is written.
+    fn token(&self, id: u32) -> Option<(String, bool)> {
+        match self.slow.get_added_vocabulary().get_added_tokens_decoder().get(&id) {
+            Some(added) => Some((added.content.clone(), added.special)),
+            None => self.slow.get_model().id_to_token(id).map(|content| (content, false)),
+        }
+    }
+
+    fn decode(&self, ids: &[u32], special: SpecialTokens) -> Result<String, DecodeError> {
+        let is_left_out = |is_special: bool| is_special && special == SpecialTokens::Exclude;
+        let tokens = ids.iter().filter_map(|id| self.token(*id));
+        let tokens = tokens.filter(|(_, is_special)| !is_left_out(*is_special));
+        let tokens: Vec<String> = tokens.map(|(content, _)| content).collect();
+        match self.slow.get_decoder() {
+            Some(decoder) => decoder
+                .decode(tokens)
                 .map_err(|cause| DecodeError::Tokenizers { cause: cause.to_string() }),
+            None => Ok(tokens.join(" ")),
         }
     }
 }

@@ -31,6 +31,8 @@ pub struct ChatTokens {
 pub(crate) struct ChatFormat {
     /// The template, or why it cannot be compiled.
     template: Option<Result<ChatTemplate, ChatError>>,
+    /// The one for conversations with tools, where that is another.
+    tool_template: Option<Result<ChatTemplate, ChatError>>,
     /// The contents of tokens that end a turn: well-known ones that the tokenizer has, and those
     /// that end generation.
     end_of_turn: Vec<String>,
@@ -39,13 +41,14 @@ pub(crate) struct ChatFormat {
 impl ChatFormat {
     pub(crate) fn new(
         template: Option<Result<ChatTemplate, ChatError>>,
+        tool_template: Option<Result<ChatTemplate, ChatError>>,
         backend: &Backend,
         stop_ids: &[u32],
     ) -> Self {
         let known = mask::END_OF_TURN.into_iter();
         let known = known.filter(|token| backend.token_to_id(token).is_some()).map(str::to_owned);
         let stops = stop_ids.iter().filter_map(|id| backend.id_to_token(*id));
-        Self { template, end_of_turn: known.chain(stops).collect() }
+        Self { template, tool_template, end_of_turn: known.chain(stops).collect() }
     }
 
     /// The text of a conversation.
@@ -57,7 +60,7 @@ impl ChatFormat {
         conversation: &Conversation,
         options: &TemplateOptions,
     ) -> Result<String, ChatError> {
-        let template = self.template()?;
+        let template = self.template(conversation)?;
         let rendered = template.render(conversation, conversation.len(), options);
         rendered
             .map(|rendered| rendered.text)
@@ -74,7 +77,7 @@ impl ChatFormat {
         conversation: &Conversation,
         options: &TemplateOptions,
     ) -> Result<ChatTokens, ChatError> {
-        let template = self.template()?;
+        let template = self.template(conversation)?;
         let options = TemplateOptions { add_generation_prompt: false, ..*options };
         let masked = mask::answers(template, conversation, &options, &self.end_of_turn)?;
         let Encoding { ids, offsets } = backend.encode_with_offsets(&masked.text)?;
@@ -82,8 +85,9 @@ impl ChatFormat {
         Ok(ChatTokens { text: masked.text, ids, mask })
     }
 
-    fn template(&self) -> Result<&ChatTemplate, ChatError> {
-        let template = self.template.as_ref().ok_or(ChatError::NoTemplate)?;
+    fn template(&self, conversation: &Conversation) -> Result<&ChatTemplate, ChatError> {
+        let of_tools = self.tool_template.as_ref().filter(|_| conversation.tools().is_some());
+        let template = of_tools.or(self.template.as_ref()).ok_or(ChatError::NoTemplate)?;
         template.as_ref().map_err(Clone::clone)
     }
 }

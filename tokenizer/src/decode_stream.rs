@@ -2,9 +2,12 @@
 
 use crate::{DecodeError, SpecialTokens, Tokenizer};
 
-/// Ids that wait for the rest of a character before they are decoded as they stand. A character
-/// has at most four bytes, so more of them only wait where the bytes are no UTF-8.
-const WINDOW_MAX: usize = 64;
+/// Ids that come without text before they are decoded as they stand. A character has at most four bytes,
+/// so more of them only wait where the bytes are no UTF-8.
+const WAITING_MAX: usize = 64;
+/// Ids of a window: more only where each ends within a character, for which the texts of all of them are
+/// decoded again with each.
+const WINDOW_MAX: usize = 16 * WAITING_MAX;
 const REPLACEMENT: char = '\u{fffd}';
 
 /// Decodes ids as they are generated. The texts in a row are [`Tokenizer::decode`] of all ids,
@@ -20,13 +23,22 @@ pub struct DecodeStream<'t> {
     context_len: usize,
     /// Bytes of the window's text that were returned.
     returned_bytes: usize,
+    /// Ids since text was returned last.
+    waiting: usize,
 }
 
 impl<'t> DecodeStream<'t> {
     /// A stream that has seen no ids.
     #[must_use]
     pub fn new(tokenizer: &'t Tokenizer, special: SpecialTokens) -> Self {
-        Self { tokenizer, special, window: Vec::new(), context_len: 0, returned_bytes: 0 }
+        Self {
+            tokenizer,
+            special,
+            window: Vec::new(),
+            context_len: 0,
+            returned_bytes: 0,
+            waiting: 0,
+        }
     }
 
     /// The text that `id` completes; empty while a character is incomplete.
@@ -38,12 +50,14 @@ impl<'t> DecodeStream<'t> {
         let text = self.tokenizer.decode(&self.window, self.special)?;
         let whole = text.trim_end_matches(REPLACEMENT).len();
         let is_whole = whole == text.len();
-        let is_full = self.window.len() >= WINDOW_MAX;
+        let is_full = self.waiting >= WAITING_MAX || self.window.len() >= WINDOW_MAX;
         let end = if is_full { text.len() } else { whole };
         let new = text.get(self.returned_bytes..end).unwrap_or_default().to_owned();
         self.returned_bytes = self.returned_bytes.max(end);
+        self.waiting = if new.is_empty() { self.waiting + 1 } else { 0 };
         // An id without text, such as a special one, is no context for the next.
         if is_whole && !new.is_empty() || is_full {
+            self.waiting = 0;
             self.window.drain(..self.context_len);
             self.context_len = self.window.len();
             self.returned_bytes = self.tokenizer.decode(&self.window, self.special)?.len();

@@ -1,9 +1,11 @@
 //! A tokenizer from the bytes of its files.
 
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::Deserialize;
-use tokenizers::{Encoding, Token};
+use tokenizers::{AddedToken, Encoding, Token};
 use zbelastic_types::Digest;
 
 use crate::backend::{Backend, JsonBackend};
@@ -45,21 +47,31 @@ impl Tokenizer {
     /// # Errors
     /// If a file is malformed or has something in it that is not understood.
     pub fn from_files(files: &TokenizerFiles) -> Result<Self, LoadError> {
-        let json = &files.tokenizer_json;
-        let mut slow = read_tokenizer_json(json)?;
-        let (prefix, suffix) = added_around(&mut slow)?;
+        let mut slow = read_tokenizer_json(&files.tokenizer_json)?;
         let named = NamedTokens::read(files)?;
+        let json = &*add_named(&mut slow, &named, &files.tokenizer_json)?;
+        let (prefix, suffix) = added_around(&mut slow)?;
         let special = SpecialTokensMap::read(files, &named, |token| slow.token_to_id(token))?;
+        let (prefix, suffix) = match named.around {
+            Some([begins, ends]) => {
+                let token = |is_there: bool, id: Option<u32>| id.filter(|_| is_there).into_iter();
+                (token(begins, special.bos).collect(), token(ends, special.eos).collect())
+            }
+            None => (prefix, suffix),
+        };
         let fast = ByteLevelBpe::new(json, |token| slow.token_to_id(token));
         let highest = slow.get_vocab(true).into_values().max();
         let source = match &files.chat_template {
             Some(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
             None => named.chat_template.clone(),
         };
-        let template = source.map(|source| ChatTemplate::compile(&source, &named.contents));
+        let compile = |source: String| ChatTemplate::compile(&source, &named.contents);
+        let template = source.map(compile);
+        let tools = files.chat_template.is_none().then_some(named.tool_template.clone()).flatten();
+        let tool_template = tools.map(compile);
         let backend = Backend::Json(Box::new(JsonBackend { slow, fast, prefix, suffix }));
         Ok(Self {
-            chat: ChatFormat::new(template, &backend, &special.stop),
+            chat: ChatFormat::new(template, tool_template, &backend, &special.stop),
             backend,
             special,
             vocab_size: highest.map_or(0, |highest| highest + 1),
@@ -86,6 +98,30 @@ fn read_tokenizer_json(json: &[u8]) -> Result<tokenizers::Tokenizer, LoadError> 
     slow.with_padding(None);
     slow.with_truncation(None).expect("no truncation is always allowed");
     Ok(slow)
+}
+
+/// Adds the tokens that the files beside `tokenizer.json` name. Yields the `tokenizer.json` with them,
+/// which is the one that is there where texts have the same ids by it.
+fn add_named<'a>(
+    slow: &mut tokenizers::Tokenizer,
+    named: &NamedTokens,
+    json: &'a [u8],
+) -> Result<Cow<'a, [u8]>, LoadError> {
+    let known = slow.get_added_tokens_decoder();
+    let in_order: BTreeMap<u32, AddedToken> =
+        known.iter().map(|(id, t)| (*id, t.clone())).collect();
+    let tokens = named.to_add(in_order.into_values());
+    let not_added = |cause: tokenizers::Error| LoadError::AddedToken { cause: cause.to_string() };
+    slow.add_tokens(tokens).map_err(not_added)?;
+    let added = slow.get_added_tokens_decoder();
+    let is_same = |(id, token): (&u32, &AddedToken)| {
+        let as_special = |known: &AddedToken| known.clone().special(token.special);
+        known.get(id).is_some_and(|known| as_special(known) == *token)
+    };
+    if added.len() == known.len() && added.iter().all(is_same) {
+        return Ok(Cow::Borrowed(json));
+    }
+    Ok(Cow::Owned(slow.to_string(false).map_err(not_added)?.into_bytes()))
 }
 
 /// Detaches the post-processor, and returns the ids that it puts in front and behind.

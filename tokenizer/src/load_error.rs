@@ -33,6 +33,12 @@ pub enum LoadError {
          special tokens in front and behind, as TemplateProcessing has with one $A"
     )]
     PostProcessor,
+    /// A token that `tokenizer_config.json` names cannot be added.
+    #[error("tokenizer_config.json: a token that it names cannot be added: {cause}")]
+    AddedToken {
+        /// The error that the crate `tokenizers` reports.
+        cause: String,
+    },
 }
 
 impl LoadError {

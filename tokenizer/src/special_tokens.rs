@@ -1,8 +1,11 @@
 //! Special tokens by their names, as `tokenizer_config.json`, `special_tokens_map.json` and
 //! `generation_config.json` have them.
 
+use std::collections::BTreeMap;
+
 use serde::Deserialize;
 use serde_json::Value;
+use tokenizers::AddedToken;
 
 use crate::files::{GENERATION_CONFIG, SPECIAL_TOKENS_MAP, TOKENIZER_CONFIG, TokenizerFiles};
 use crate::load_error::LoadError;
@@ -11,11 +14,23 @@ use crate::load_error::LoadError;
 const NAMES: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
-/// Special tokens by name, and the chat template of `tokenizer_config.json`.
+/// The key of special tokens without a name of their own.
+const ADDITIONAL: &str = "additional_special_tokens";
+
+/// Special tokens by name, and the chat templates of `tokenizer_config.json`.
 #[derive(Debug, Default)]
 pub(crate) struct NamedTokens {
     pub(crate) contents: Vec<(&'static str, String)>,
+    /// Special tokens without a name.
+    additional: Vec<String>,
+    /// Added tokens by id, as `tokenizer_config.json` lists them.
+    added: BTreeMap<u32, AddedToken>,
+    /// Whether the begin and the end token are put around a text, where the tokenizer's class decides
+    /// that and not the post-processor.
+    pub(crate) around: Option<[bool; 2]>,
     pub(crate) chat_template: Option<String>,
+    /// The template for conversations with tools, if there is another for these.
+    pub(crate) tool_template: Option<String>,
 }
 
 /// Ids of special tokens.
@@ -51,7 +66,45 @@ impl NamedTokens {
             Some((name, content(token)?))
         };
         let contents = NAMES.into_iter().filter_map(named).collect();
-        Ok(Self { contents, chat_template: chat_template(&config["chat_template"]) })
+        let additional = first.get(ADDITIONAL).or_else(|| second.get(ADDITIONAL));
+        let additional = additional.and_then(Value::as_array).into_iter().flatten();
+        let malformed = |cause| LoadError::malformed(TOKENIZER_CONFIG, &cause);
+        let added = config.get("added_tokens_decoder").filter(|added| !added.is_null());
+        let added: Option<BTreeMap<u32, AddedToken>> =
+            added.map(BTreeMap::deserialize).transpose().map_err(malformed)?;
+        Ok(Self {
+            contents,
+            additional: additional.filter_map(content).collect(),
+            added: added.unwrap_or_default(),
+            around: around(&config),
+            chat_template: template_named("default", &config["chat_template"]),
+            tool_template: template_named("tool_use", &config["chat_template"])
+                .filter(|_| config["chat_template"].is_array()),
+        })
+    }
+
+    /// The added tokens that transformers gives a tokenizer with these files beside those that it has,
+    /// which are `known` (`PreTrainedTokenizerFast.__init__`): the listed ones, of which those with a
+    /// name are special, and the named ones that are not among them.
+    pub(crate) fn to_add(&self, known: impl IntoIterator<Item = AddedToken>) -> Vec<AddedToken> {
+        let named = self.contents.iter().map(|(_, content)| content).chain(&self.additional);
+        let named: Vec<&String> = named.collect();
+        let mut tokens: Vec<AddedToken> = known.into_iter().collect();
+        for token in self.added.values() {
+            match tokens.iter_mut().find(|known| known.content == token.content) {
+                Some(known) => *known = token.clone(),
+                None => tokens.push(token.clone()),
+            }
+        }
+        for token in &mut tokens {
+            token.special |= named.contains(&&token.content);
+        }
+        for content in named {
+            if tokens.iter().all(|token| token.content != *content) {
+                tokens.push(AddedToken::from(content.clone(), true));
+            }
+        }
+        tokens
     }
 
     fn content(&self, name: &str) -> Option<&str> {
@@ -60,11 +113,29 @@ impl NamedTokens {
     }
 }
 
-/// The one template, or of several the one named `default`.
-fn chat_template(template: &Value) -> Option<String> {
+/// Classes of transformers that make a post-processor of `add_bos_token` and `add_eos_token`
+/// (`update_post_processor`), in place of the one in `tokenizer.json`.
+const CLASSES_AROUND: [&str; 6] = [
+    "CodeLlamaTokenizer",
+    "CodeLlamaTokenizerFast",
+    "GemmaTokenizer",
+    "GemmaTokenizerFast",
+    "LlamaTokenizer",
+    "LlamaTokenizerFast",
+];
+
+fn around(config: &Value) -> Option<[bool; 2]> {
+    let class = config["tokenizer_class"].as_str()?;
+    let flag = |key: &str, default| config[key].as_bool().unwrap_or(default);
+    let flags = [flag("add_bos_token", true), flag("add_eos_token", false)];
+    CLASSES_AROUND.contains(&class).then_some(flags)
+}
+
+/// The one template, or of several the one with this name.
+fn template_named(name: &str, template: &Value) -> Option<String> {
     let named = template.as_array().into_iter().flatten();
-    let default = named.into_iter().find(|named| named["name"] == "default");
-    default.map_or(template, |named| &named["template"]).as_str().map(str::to_owned)
+    let found = named.into_iter().find(|named| named["name"] == name);
+    found.map_or(template, |named| &named["template"]).as_str().map(str::to_owned)
 }
 
 /// As much of `generation_config.json` as concerns tokens.
@@ -143,6 +214,27 @@ mod tests {
         assert_eq!(read(named, "{}").chat_template.as_deref(), Some("d"));
         assert_eq!(read(r#"{"chat_template": "one"}"#, "{}").chat_template.as_deref(), Some("one"));
         assert_eq!(read("{}", "{}").chat_template, None);
+        let tools = named.replace("rag", "tool_use");
+        assert_eq!(read(&tools, "{}").tool_template.as_deref(), Some("r"));
+        assert_eq!(read(r#"{"chat_template": "one"}"#, "{}").tool_template, None);
+    }
+
+    #[test]
+    fn named_tokens_are_special_and_added() {
+        let config = r#"{"eos_token": "<e>", "pad_token": "<p>", "additional_special_tokens": ["<x>"],
+            "added_tokens_decoder": {"11": {"content": "<x>", "lstrip": true, "normalized": false,
+            "rstrip": false, "single_word": false, "special": false}}}"#;
+        let known = ["<e>", "<k>"].map(|content| AddedToken::from(content, false));
+        let tokens = read(config, "{}").to_add(known);
+        let found: Vec<_> =
+            tokens.iter().map(|token| (&token.content[..], token.special, token.lstrip)).collect();
+        let expected = [
+            ("<e>", true, false),
+            ("<k>", false, false),
+            ("<x>", true, true),
+            ("<p>", true, false),
+        ];
+        assert_eq!(found, expected);
     }
 
     #[test]
@@ -152,7 +244,7 @@ mod tests {
             ..TokenizerFiles::default()
         };
         let contents = vec![("eos_token", "<e>".to_owned())];
-        let named = NamedTokens { contents, chat_template: None };
+        let named = NamedTokens { contents, ..NamedTokens::default() };
         let map = SpecialTokensMap::read(&files, &named, |_| Some(7)).expect("JSON");
         assert_eq!((map.bos, map.eos, map.pad, map.stop), (None, Some(7), Some(1), vec![4, 7, 9]));
     }

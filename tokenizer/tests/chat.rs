@@ -12,9 +12,11 @@ const MARKED: &str = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }
 /// Leaves answers before the last one out, as templates of models that think do.
 const FORGETFUL: &str = "{% for m in messages %}{% if loop.last or m.role != 'assistant' %}{{ m.role + ': ' + m.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}";
 
+const QWEN: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/tests/oracles/vectors/tokenizers/qwen_bpe");
+
 fn tokenizer(template: Option<&str>) -> Tokenizer {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/oracles/vectors/tokenizers/qwen_bpe");
-    let mut files = TokenizerFiles::read(Path::new(folder)).expect("the vector is whole");
+    let mut files = TokenizerFiles::read(Path::new(QWEN)).expect("the vector is whole");
     match template {
         Some(template) => files.chat_template = Some(template.as_bytes().to_vec()),
         None => files.tokenizer_config = None,
@@ -142,4 +144,21 @@ fn tools_reach_the_template_as_a_list_whatever_a_data_set_has_them_in() {
     refused(r#"["a"]"#, "tools are a list of other things; expected a list of JSON schemas");
     refused("{}", "tools are map; ");
     refused("3", "tools are number; ");
+}
+
+#[test]
+fn conversations_with_tools_have_the_template_that_is_named_for_them() {
+    let mut files = TokenizerFiles::read(Path::new(QWEN)).expect("the vector is whole");
+    let named = r#"{"chat_template": [{"name": "default", "template": "plain"},
+        {"name": "tool_use", "template": "with {{ tools | length }}"}]}"#;
+    files.tokenizer_config = Some(named.as_bytes().to_vec());
+    let tokenizer = Tokenizer::from_files(&files).expect("the vector is whole");
+    let check = |tools: &str, expected: &str| {
+        let line = format!(r#"{{"messages": [{{"role": "user", "content": "a"}}]{tools}}}"#);
+        let conversation = Conversation::from_json(&line).expect("a conversation");
+        let text = tokenizer.apply_chat_template(&conversation, &TemplateOptions::default());
+        assert_eq!(text.as_deref(), Ok(expected));
+    };
+    check("", "plain");
+    check(r#", "tools": [{"type": "function"}]"#, "with 1");
 }

@@ -1,9 +1,9 @@
 //! What templates expect of Python: methods and filters with its idea of white space, JSON as its
-//! `json.dumps` writes it, `None` and `True` as it prints them.
+//! `json.dumps` writes it, `None`, `True` and floats as it prints them.
 
 use std::io;
 
-use minijinja::value::{Kwargs, from_args};
+use minijinja::value::{Kwargs, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, Output, State, Value};
 use serde::Serialize;
 use serde_json::Serializer;
@@ -41,19 +41,85 @@ pub(super) fn method(
     name: &str,
     arguments: &[Value],
 ) -> Result<Value, Error> {
-    let sides = match name {
-        "strip" => Sides::Both,
-        "lstrip" => Sides::Left,
-        "rstrip" => Sides::Right,
+    let text = value.as_str();
+    let sides = match (name, text) {
+        ("strip", _) => Sides::Both,
+        ("lstrip", _) => Sides::Left,
+        ("rstrip", _) => Sides::Right,
+        ("removeprefix" | "removesuffix" | "partition" | "rpartition", Some(text)) => {
+            let (part,): (&str,) = from_args(arguments)?;
+            return Ok(around(text, name, part));
+        }
         _ => {
             return minijinja_contrib::pycompat::unknown_method_callback(
                 state, value, name, arguments,
             );
         }
     };
-    let text = value.as_str().ok_or(ErrorKind::UnknownMethod)?;
+    let text = text.ok_or(ErrorKind::UnknownMethod)?;
     let (characters,): (Option<&str>,) = from_args(arguments)?;
     Ok(Value::from(strip(text, characters, sides)))
+}
+
+/// Methods of a string with a part of it.
+fn around(text: &str, name: &str, part: &str) -> Value {
+    let three = |split: Option<(&str, &str)>, whole: [&str; 3]| {
+        let parts = split.map_or(whole, |(before, behind)| [before, part, behind]);
+        Value::from(parts.map(Value::from).to_vec())
+    };
+    match name {
+        "removeprefix" => Value::from(text.strip_prefix(part).unwrap_or(text)),
+        "removesuffix" => Value::from(text.strip_suffix(part).unwrap_or(text)),
+        "rpartition" => three(text.rsplit_once(part), ["", "", text]),
+        _ => three(text.split_once(part), [text, "", ""]),
+    }
+}
+
+/// The test `sequence`: what has a length and items, as texts and dicts have.
+pub(super) fn is_sequence(value: &Value) -> bool {
+    matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String | ValueKind::Bytes)
+}
+
+/// The filter `escape`, as markupsafe escapes.
+pub(super) fn escape(value: &Value) -> String {
+    let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '\'' => escaped.push_str("&#39;"),
+            '"' => escaped.push_str("&#34;"),
+            other => escaped.push(other),
+        }
+    }
+    escaped
+}
+
+/// A float as Python's `repr` writes it: the shortest digits that are read as the same, with an exponent
+/// below 1e-4 and from 1e16 on.
+fn float(x: f64) -> String {
+    let magnitude = x.abs();
+    if x.is_nan() {
+        return "nan".to_owned();
+    }
+    if magnitude.is_infinite() {
+        return if x > 0.0 { "inf" } else { "-inf" }.to_owned();
+    }
+    if magnitude == 0.0 || (1e-4..1e16).contains(&magnitude) {
+        return format!("{x:?}");
+    }
+    let text = format!("{x:e}");
+    let (digits, exponent) = text.split_once('e').expect("it was written with one");
+    let (sign, exponent) = exponent.strip_prefix('-').map_or(('+', exponent), |e| ('-', e));
+    format!("{digits}e{sign}{exponent:0>2}")
+}
+
+/// The float that a value is.
+fn float_of(value: &Value) -> Option<f64> {
+    let is_float = value.is_number() && !value.is_integer();
+    is_float.then(|| f64::try_from(value.clone()).ok()).flatten()
 }
 
 /// Writes a value into the text as Python's `str` does.
@@ -62,6 +128,9 @@ pub(super) fn print(
     state: &mut State<'_, '_>,
     value: &Value,
 ) -> Result<(), Error> {
+    if let Some(x) = float_of(value) {
+        return output.write_str(&float(x)).map_err(Error::from);
+    }
     let word = match bool::try_from(value.clone()) {
         Ok(true) if !value.is_number() => "True",
         Ok(false) if !value.is_number() => "False",
@@ -94,6 +163,63 @@ impl Formatter for PythonFormatter {
     fn begin_object_value<W: ?Sized + io::Write>(&mut self, to: &mut W) -> io::Result<()> {
         to.write_all(b": ")
     }
+
+    fn write_f64<W: ?Sized + io::Write>(&mut self, to: &mut W, x: f64) -> io::Result<()> {
+        to.write_all(float(x).as_bytes())
+    }
+}
+
+/// The same with each value on a line of its own.
+struct PythonPrettyFormatter<'a>(PrettyFormatter<'a>);
+
+impl Formatter for PythonPrettyFormatter<'_> {
+    fn begin_array<W: ?Sized + io::Write>(&mut self, to: &mut W) -> io::Result<()> {
+        self.0.begin_array(to)
+    }
+
+    fn end_array<W: ?Sized + io::Write>(&mut self, to: &mut W) -> io::Result<()> {
+        self.0.end_array(to)
+    }
+
+    fn begin_array_value<W: ?Sized + io::Write>(
+        &mut self,
+        to: &mut W,
+        first: bool,
+    ) -> io::Result<()> {
+        self.0.begin_array_value(to, first)
+    }
+
+    fn end_array_value<W: ?Sized + io::Write>(&mut self, to: &mut W) -> io::Result<()> {
+        self.0.end_array_value(to)
+    }
+
+    fn begin_object<W: ?Sized + io::Write>(&mut self, to: &mut W) -> io::Result<()> {
+        self.0.begin_object(to)
+    }
+
+    fn end_object<W: ?Sized + io::Write>(&mut self, to: &mut W) -> io::Result<()> {
+        self.0.end_object(to)
+    }
+
+    fn begin_object_key<W: ?Sized + io::Write>(
+        &mut self,
+        to: &mut W,
+        first: bool,
+    ) -> io::Result<()> {
+        self.0.begin_object_key(to, first)
+    }
+
+    fn begin_object_value<W: ?Sized + io::Write>(&mut self, to: &mut W) -> io::Result<()> {
+        self.0.begin_object_value(to)
+    }
+
+    fn end_object_value<W: ?Sized + io::Write>(&mut self, to: &mut W) -> io::Result<()> {
+        self.0.end_object_value(to)
+    }
+
+    fn write_f64<W: ?Sized + io::Write>(&mut self, to: &mut W, x: f64) -> io::Result<()> {
+        to.write_all(float(x).as_bytes())
+    }
 }
 
 /// The filter `tojson`, with the argument `indent`.
@@ -119,9 +245,40 @@ pub(super) fn to_json(
         Some(width) => {
             let spaces = " ".repeat(width);
             let formatter = PrettyFormatter::with_indent(spaces.as_bytes());
+            let formatter = PythonPrettyFormatter(formatter);
             value.serialize(&mut Serializer::with_formatter(&mut bytes, formatter))
         }
     };
     written.map_err(|cause| Error::new(ErrorKind::BadSerialization, cause.to_string()))?;
     Ok(String::from_utf8(bytes).expect("JSON is UTF-8"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::float;
+
+    #[test]
+    fn floats_are_written_as_python_writes_them() {
+        let floats = [
+            (0.0, "0.0"),
+            (-0.0, "-0.0"),
+            (1.0, "1.0"),
+            (0.1, "0.1"),
+            (1e-4, "0.0001"),
+            (1e-5, "1e-05"),
+            (1.5e-7, "1.5e-07"),
+            (123_456_789.0, "123456789.0"),
+            (9_007_199_254_740_993.0, "9007199254740992.0"),
+            (1e16, "1e+16"),
+            (1e20, "1e+20"),
+            (-2.5e-10, "-2.5e-10"),
+            (1e100, "1e+100"),
+            (5e-324, "5e-324"),
+            (f64::INFINITY, "inf"),
+            (f64::NAN, "nan"),
+        ];
+        for (x, expected) in floats {
+            assert_eq!(float(x), expected);
+        }
+    }
 }

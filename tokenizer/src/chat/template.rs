@@ -147,6 +147,9 @@ impl ChatTemplate {
         environment.set_formatter(python::print);
         environment.add_filter("trim", python::trim);
         environment.add_filter("tojson", python::to_json);
+        environment.add_filter("escape", python::escape);
+        environment.add_filter("e", python::escape);
+        environment.add_test("sequence", python::is_sequence);
         environment.add_filter(GENERATION_FILTER, |text: &str| {
             format!("{GENERATION_BEGINS}{text}{GENERATION_ENDS}")
         });
@@ -258,25 +261,80 @@ fn describe(error: &Error) -> String {
 }
 
 /// The template with `{% generation %}` blocks, which transformers adds to Jinja, as blocks of a
-/// filter, which have the same effect on white space.
+/// filter, which have the same effect on white space, in a scope of their own.
 fn generation_as_filter(source: &str) -> String {
     let mut result = String::with_capacity(source.len());
     let mut rest = source;
-    while let Some(start) = rest.find("{%") {
-        let Some(length) = rest[start..].find("%}") else { break };
-        let tag = &rest[start + 2..start + length];
-        result.push_str(&rest[..start + 2]);
-        let word = tag.trim_matches(|c: char| c.is_whitespace() || c == '-' || c == '+');
-        match word {
-            "generation" => {
-                result.push_str(&tag.replace(word, &format!("filter {GENERATION_FILTER}")))
-            }
-            "endgeneration" => result.push_str(&tag.replace(word, "endfilter")),
-            _ => result.push_str(tag),
-        }
-        rest = &rest[start + length..];
+    while let Some(start) = rest.find('{') {
+        let (before, tag) = rest.split_at(start);
+        result.push_str(before);
+        let end = tag_end(tag);
+        let (tag, behind) = tag.split_at(end);
+        result.push_str(&generation_tag(tag).unwrap_or_else(|| tag.to_owned()));
+        rest = behind;
     }
     result + rest
+}
+
+/// The end of what begins with a brace: a comment, an expression or a statement, in whose strings a closing
+/// brace is a character, a block of raw text, or the brace alone.
+fn tag_end(tag: &str) -> usize {
+    let close = match tag.get(..2) {
+        Some("{#") => return tag.find("#}").map_or(tag.len(), |at| at + 2),
+        Some("{{") => "}}",
+        Some("{%") => "%}",
+        Some(_) | None => return 1,
+    };
+    let mut quote = None;
+    let mut is_escaped = false;
+    for (at, c) in tag.char_indices().skip(2) {
+        match quote {
+            Some(_) if is_escaped => is_escaped = false,
+            Some(_) if c == '\\' => is_escaped = true,
+            Some(open) if c == open => quote = None,
+            Some(_) => {}
+            None if c == '"' || c == '\'' => quote = Some(c),
+            None if tag[at..].starts_with(close) => {
+                let end = at + close.len();
+                let is_raw = statement(&tag[..end]) == Some("raw");
+                return if is_raw { end + raw_len(&tag[end..]) } else { end };
+            }
+            None => {}
+        }
+    }
+    tag.len()
+}
+
+/// The words of a statement.
+fn statement(tag: &str) -> Option<&str> {
+    let words = tag.strip_prefix("{%")?.strip_suffix("%}")?;
+    Some(words.trim_matches(|c: char| c.is_whitespace() || c == '-' || c == '+'))
+}
+
+/// The length of a raw text, with the statement that ends it.
+fn raw_len(text: &str) -> usize {
+    let mut at = 0;
+    while let Some(start) = text[at..].find("{%").map(|start| at + start) {
+        let Some(end) = text[start..].find("%}").map(|end| start + end + 2) else { break };
+        if statement(&text[start..end]) == Some("endraw") {
+            return end;
+        }
+        at = start + 2;
+    }
+    text.len()
+}
+
+/// The statements that stand for one of a `{% generation %}` block.
+fn generation_tag(tag: &str) -> Option<String> {
+    let words = statement(tag)?;
+    let (first, second) = match words {
+        "generation" => ("with".to_owned(), format!("filter {GENERATION_FILTER}")),
+        "endgeneration" => ("endfilter".to_owned(), "endwith".to_owned()),
+        _ => return None,
+    };
+    let start = tag.find(words)?;
+    let (left, right) = (&tag[..start], &tag[start + words.len()..]);
+    Some(format!("{left}{first} %}}{{% {second}{right}"))
 }
 
 fn cut_marks(marked: &str) -> Rendered {

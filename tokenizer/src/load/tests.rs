@@ -113,3 +113,64 @@ fn bytes_are_their_values() {
     assert_eq!(texts, ["", "é", "!", "", "\u{fffd}!", ""]);
     assert_eq!(stream.finish().as_deref(), Ok("\u{fffd}"));
 }
+
+/// A vocabulary of words with two added tokens, of which `<e>` is normalized and not special.
+fn lowercased() -> TokenizerFiles {
+    let added = r#""special": true}, {"id": 3, "content": "<E>", "single_word": false, "lstrip":
+        false, "rstrip": false, "normalized": true, "special": false}]"#;
+    let json = WORDS.replace("POST", "null").replace("\"special\": true}]", added);
+    files(&json.replace("\"normalizer\": null", "\"normalizer\": {\"type\": \"Lowercase\"}"))
+}
+
+#[test]
+fn added_tokens_are_decoded_as_they_are_written() {
+    let tokenizer = Tokenizer::from_files(&lowercased()).expect("the file is whole");
+    assert_eq!(tokenizer.encode("A <e>", SpecialTokens::Exclude), Ok(vec![0, 3]));
+    let text = tokenizer.decode(&[0, 3, 2], SpecialTokens::Include).expect("ids have a text");
+    assert_eq!(text, "a <E> <s>");
+    let text = tokenizer.decode(&[0, 3, 2], SpecialTokens::Exclude).expect("ids have a text");
+    assert_eq!(text, "a <E>");
+}
+
+#[test]
+fn tokens_that_are_named_are_special_and_there() {
+    let config = |config: &str| TokenizerFiles {
+        tokenizer_config: Some(config.as_bytes().to_vec()),
+        ..lowercased()
+    };
+    let named = config(r#"{"eos_token": "<E>", "pad_token": "[PAD]"}"#);
+    let tokenizer = Tokenizer::from_files(&named).expect("the files are whole");
+    assert_eq!(tokenizer.vocab_size(), 5);
+    assert_eq!(tokenizer.encode("a [PAD] <E>", SpecialTokens::Exclude), Ok(vec![0, 4, 3]));
+    let text = tokenizer.decode(&[0, 3, 4], SpecialTokens::Exclude).expect("ids have a text");
+    assert_eq!(text, "a");
+    // By its files it is another tokenizer only if texts have other ids.
+    let hash = |files| Tokenizer::from_files(&files).expect("the files are whole").content_hash();
+    assert_ne!(hash(named), hash(lowercased()));
+    assert_eq!(hash(config(r#"{"eos_token": "<E>"}"#)), hash(lowercased()));
+}
+
+#[test]
+fn the_class_of_llama_decides_what_stands_around_a_text() {
+    let check = |class: &str, flags: &str, expected: &[u32]| {
+        let config = format!(
+            r#"{{"tokenizer_class": "{class}", "bos_token": "<s>", "eos_token": "<E>"{flags}}}"#
+        );
+        let mut named = lowercased();
+        let json = String::from_utf8(named.tokenizer_json).expect("UTF-8");
+        let json =
+            json.replace("\"post_processor\": null", &format!("\"post_processor\": {TEMPLATE}"));
+        named.tokenizer_json = json.into_bytes();
+        named.tokenizer_config = Some(config.into_bytes());
+        let tokenizer = Tokenizer::from_files(&named).expect("the files are whole");
+        assert_eq!(
+            tokenizer.encode("a", SpecialTokens::Include).as_deref(),
+            Ok(expected),
+            "{flags}"
+        );
+    };
+    check("PreTrainedTokenizerFast", r#", "add_bos_token": false"#, &[2, 0]);
+    check("LlamaTokenizerFast", "", &[2, 0]);
+    check("LlamaTokenizer", r#", "add_bos_token": false, "add_eos_token": true"#, &[0, 3]);
+    check("GemmaTokenizerFast", r#", "add_eos_token": true"#, &[2, 0, 3]);
+}

@@ -28,6 +28,18 @@ fn templates_find_what_they_expect_of_python() {
     check("  {% if true %}\n  a\n  {% endif %}\nb\n", "  a\nb");
     check("{{ strftime_now is defined }}", "False");
     check("{% if tools is not none %}x{% endif %}{{ 'a,b'.split(',')[-1] }}", "b");
+    check(
+        "{{ 1e-7 }} {{ {'x': 0.00001, 'y': [2.0]} | tojson }}",
+        r#"1e-07 {"x": 1e-05, "y": [2.0]}"#,
+    );
+    check("{{ [1e20] | tojson(indent=1) }}", "[\n 1e+20\n]");
+    check("{{ 'a' is sequence }}{{ [1] is sequence }}{{ 1 is sequence }}", "TrueTrueFalse");
+    check("{{ '</a> \"b\"' | e }}", "&lt;/a&gt; &#34;b&#34;");
+    check("{{ 'a=b=c'.partition('=')[2] }}{{ 'a=b=c'.rpartition('=')[0] }}", "b=ca=b");
+    check(
+        "{{ 'xax'.removeprefix('x').removesuffix('y') }}{{ 'b'.partition('=') | length }}",
+        "ax3",
+    );
     check("{{ {'k': 1}.items() | list | length }}{{ 'ab'.startswith('a') }}", "1True");
 }
 
@@ -55,6 +67,20 @@ fn generation_blocks_mark_answers_and_leave_the_text_as_it_is() {
     let answers: Vec<_> =
         marked.generations.iter().map(|range| &marked.text[range.clone()]).collect();
     assert_eq!(answers, ["a!\n", "é!\n"]);
+}
+
+#[test]
+fn generation_blocks_are_statements_with_a_scope_and_nothing_else() {
+    let is_marked = |source: &str| compile(source).has_generation();
+    assert!(is_marked("{%+ generation %}a{%- endgeneration %}"));
+    assert!(!is_marked("{# {% generation %} around answers {% endgeneration %} #}{{ 1 }}"));
+    check("{{ '{% generation %}' }}{{ \"%}\\\"\" }}{ {", "{% generation %}%}\"{ {");
+    check(
+        "{% raw %}{% generation %}{{ {% endraw %}{% if '%}' %}x{% endif %}",
+        "{% generation %}{{ x",
+    );
+    let scoped = "{% set x = 1 %}{% generation %}{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}";
+    check(scoped, "21");
 }
 
 #[test]
