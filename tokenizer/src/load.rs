@@ -1,10 +1,13 @@
 //! A tokenizer from the bytes of its files.
 
+mod patterns;
+
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::Deserialize;
+use serde_json::Value;
 use tokenizers::{AddedToken, Encoding, Token};
 use zbelastic_types::Digest;
 
@@ -15,6 +18,7 @@ use crate::files::{FolderError, TOKENIZER_JSON, TokenizerFiles};
 use crate::load_error::{LoadError, MODELS};
 use crate::special_tokens::{NamedTokens, SpecialTokensMap};
 use crate::tokenizer::Tokenizer;
+use patterns::translate_patterns;
 
 /// As much of a `tokenizer.json` as an exact error needs.
 #[derive(Deserialize)]
@@ -86,6 +90,9 @@ fn read_tokenizer_json(json: &[u8]) -> Result<tokenizers::Tokenizer, LoadError> 
     if let Some(found) = outline.model.kind.filter(|kind| !MODELS.contains(&&kind[..])) {
         return Err(LoadError::UnknownModel { found });
     }
+    let mut document: Value = serde_json::from_slice(json).map_err(|cause| malformed(&cause))?;
+    let translated = translate_patterns(&mut document).then(|| document.to_string().into_bytes());
+    let json = translated.as_deref().unwrap_or(json);
     let mut slow = tokenizers::Tokenizer::from_bytes(json).map_err(|cause| {
         cause.downcast_ref().map(malformed).unwrap_or_else(|| LoadError::Malformed {
             file: TOKENIZER_JSON,
