@@ -70,12 +70,13 @@ impl NamedTokens {
         let additional = additional.and_then(Value::as_array).into_iter().flatten();
         let malformed = |cause| LoadError::malformed(TOKENIZER_CONFIG, &cause);
         let added = config.get("added_tokens_decoder").filter(|added| !added.is_null());
-        let added: Option<BTreeMap<u32, AddedToken>> =
+        let added: Option<BTreeMap<u32, ListedToken>> =
             added.map(BTreeMap::deserialize).transpose().map_err(malformed)?;
+        let added = added.unwrap_or_default().into_iter();
         Ok(Self {
             contents,
             additional: additional.filter_map(content).collect(),
-            added: added.unwrap_or_default(),
+            added: added.map(|(id, token)| (id, token.into())).collect(),
             around: around(&config),
             chat_template: template_named("default", &config["chat_template"]),
             tool_template: template_named("tool_use", &config["chat_template"])
@@ -110,6 +111,29 @@ impl NamedTokens {
     fn content(&self, name: &str) -> Option<&str> {
         let found = self.contents.iter().find(|(known, _)| *known == name);
         found.map(|(_, content)| &content[..])
+    }
+}
+
+/// An added token as `tokenizer_config.json` lists it; what is not there is as transformers has it.
+#[derive(Deserialize)]
+struct ListedToken {
+    content: String,
+    #[serde(default)]
+    single_word: bool,
+    #[serde(default)]
+    lstrip: bool,
+    #[serde(default)]
+    rstrip: bool,
+    normalized: Option<bool>,
+    #[serde(default)]
+    special: bool,
+}
+
+impl From<ListedToken> for AddedToken {
+    fn from(listed: ListedToken) -> Self {
+        let ListedToken { content, single_word, lstrip, rstrip, normalized, special } = listed;
+        let normalized = normalized.unwrap_or(!special);
+        Self { content, single_word, lstrip, rstrip, normalized, special }
     }
 }
 
@@ -222,8 +246,7 @@ mod tests {
     #[test]
     fn named_tokens_are_special_and_added() {
         let config = r#"{"eos_token": "<e>", "pad_token": "<p>", "additional_special_tokens": ["<x>"],
-            "added_tokens_decoder": {"11": {"content": "<x>", "lstrip": true, "normalized": false,
-            "rstrip": false, "single_word": false, "special": false}}}"#;
+            "added_tokens_decoder": {"11": {"content": "<x>", "lstrip": true, "special": false}}}"#;
         let known = ["<e>", "<k>"].map(|content| AddedToken::from(content, false));
         let tokens = read(config, "{}").to_add(known);
         let found: Vec<_> =
