@@ -7,7 +7,7 @@ use serde_json::Value;
 use zbelastic_identity::{ClusterAuthority, Credentials};
 
 use crate::people::stdout_on;
-use crate::renewals::{age, old_site};
+use crate::renewals::{age, old_site, start_again};
 use crate::site::{ControllerSite, SiteNode, refused, wait_until, wait_until_or, zbelastic};
 
 impl ControllerSite {
@@ -169,4 +169,39 @@ fn a_worker_that_was_cut_off_meanwhile_is_let_in_by_its_key_while_its_certificat
     wait_until("the next one issues", || {
         site.rotation()["progress"] == "issuing" && site.authority().pin() != new.pin()
     });
+}
+
+/// A cluster whose controller is gone while another authority is announced, with the pin of that one.
+fn announced() -> (ControllerSite, String) {
+    // A second is left from the announcement until the key takes its place: a slow machine may miss it.
+    for _ in 0..5 {
+        let mut site = old_site();
+        site.stdout_of(&["cluster", "rotate-ca", "--yes"]);
+        let announced = site.rotation()["authority"].as_str().map(str::to_owned);
+        site.controller.child.kill().expect("it runs");
+        site.controller.ended();
+        let is_there = site.controller.folder.join(NEXT_KEY).exists();
+        if let Some(announced) = announced.filter(|_| is_there) {
+            return (site, announced);
+        }
+    }
+    panic!("the key took its place five times within a moment");
+}
+
+const NEXT_KEY: &str = "identity/authority/ca-key-next.pem";
+
+#[test]
+fn an_announced_authority_is_replaced_if_its_key_is_lost_and_only_then() {
+    for is_lost in [false, true] {
+        let (mut site, announced) = announced();
+        if is_lost {
+            fs::remove_file(site.controller.folder.join(NEXT_KEY)).expect("it is there");
+        }
+        start_again(&mut site);
+        site.wait_for_phase("issuing");
+        let issues = site.rotation()["authority"].clone();
+        assert_eq!(issues != announced.as_str(), is_lost, "{}", site.controller.log_text());
+        let has_key = || site.authority().pin().to_string() == issues.as_str().expect("a key");
+        wait_until("its key is in its place", has_key);
+    }
 }
