@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use tokenizers::{AddedToken, Encoding, Token};
 use zbelastic_types::Digest;
 
@@ -20,10 +20,16 @@ use crate::special_tokens::{NamedTokens, SpecialTokensMap};
 use crate::tokenizer::Tokenizer;
 use patterns::translate_patterns;
 
-/// As much of a `tokenizer.json` as an exact error needs.
+/// As much of a `tokenizer.json` as an exact error needs, and its parts that have patterns.
 #[derive(Deserialize)]
 struct Outline {
     model: ModelOutline,
+    #[serde(default)]
+    normalizer: Value,
+    #[serde(default)]
+    pre_tokenizer: Value,
+    #[serde(default)]
+    decoder: Value,
 }
 
 #[derive(Deserialize)]
@@ -87,11 +93,16 @@ impl Tokenizer {
 fn read_tokenizer_json(json: &[u8]) -> Result<tokenizers::Tokenizer, LoadError> {
     let malformed = |cause: &serde_json::Error| LoadError::malformed(TOKENIZER_JSON, cause);
     let outline: Outline = serde_json::from_slice(json).map_err(|cause| malformed(&cause))?;
-    if let Some(found) = outline.model.kind.filter(|kind| !MODELS.contains(&&kind[..])) {
+    let Outline { model, normalizer, pre_tokenizer, decoder } = outline;
+    if let Some(found) = model.kind.filter(|kind| !MODELS.contains(&&kind[..])) {
         return Err(LoadError::UnknownModel { found });
     }
-    let mut document: Value = serde_json::from_slice(json).map_err(|cause| malformed(&cause))?;
-    let translated = translate_patterns(&mut document).then(|| document.to_string().into_bytes());
+    let mut parts =
+        [("normalizer", normalizer), ("pre_tokenizer", pre_tokenizer), ("decoder", decoder)];
+    let is_translated =
+        parts.iter_mut().fold(false, |translated, (_, part)| translate_patterns(part) | translated);
+    let translated = is_translated.then(|| with_parts(json, parts)).transpose();
+    let translated = translated.map_err(|cause| malformed(&cause))?;
     let json = translated.as_deref().unwrap_or(json);
     let mut slow = tokenizers::Tokenizer::from_bytes(json).map_err(|cause| {
         cause.downcast_ref().map(malformed).unwrap_or_else(|| LoadError::Malformed {
@@ -107,6 +118,16 @@ fn read_tokenizer_json(json: &[u8]) -> Result<tokenizers::Tokenizer, LoadError> 
     Ok(slow)
 }
 
+/// A `tokenizer.json` with other parts in place of its own.
+fn with_parts<const N: usize>(
+    json: &[u8],
+    parts: [(&str, Value); N],
+) -> Result<Vec<u8>, serde_json::Error> {
+    let mut document: Map<String, Value> = serde_json::from_slice(json)?;
+    document.extend(parts.map(|(name, part)| (name.to_owned(), part)));
+    serde_json::to_vec(&document)
+}
+
 /// Adds the tokens that the files beside `tokenizer.json` name. Yields the `tokenizer.json` with them,
 /// which is the one that is there where texts have the same ids by it.
 fn add_named<'a>(
@@ -115,9 +136,13 @@ fn add_named<'a>(
     json: &'a [u8],
 ) -> Result<Cow<'a, [u8]>, LoadError> {
     let known = slow.get_added_tokens_decoder();
-    let in_order: BTreeMap<u32, AddedToken> =
-        known.iter().map(|(id, t)| (*id, t.clone())).collect();
-    let tokens = named.to_add(in_order.into_values());
+    let in_order: BTreeMap<&u32, &AddedToken> = known.iter().collect();
+    let mut tokens = named.to_add(in_order.values().map(|token| (*token).clone()));
+    tokens.retain(|token| in_order.values().all(|known| *known != token));
+    // The crate looks for all added tokens anew where some are added.
+    if tokens.is_empty() {
+        return Ok(Cow::Borrowed(json));
+    }
     let not_added = |cause: tokenizers::Error| LoadError::AddedToken { cause: cause.to_string() };
     slow.add_tokens(tokens).map_err(not_added)?;
     let added = slow.get_added_tokens_decoder();

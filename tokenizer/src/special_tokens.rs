@@ -73,14 +73,17 @@ impl NamedTokens {
         let added: Option<BTreeMap<u32, ListedToken>> =
             added.map(BTreeMap::deserialize).transpose().map_err(malformed)?;
         let added = added.unwrap_or_default().into_iter();
+        let templates = &config["chat_template"];
         Ok(Self {
             contents,
             additional: additional.filter_map(content).collect(),
             added: added.map(|(id, token)| (id, token.into())).collect(),
             around: around(&config),
-            chat_template: template_named("default", &config["chat_template"]),
-            tool_template: template_named("tool_use", &config["chat_template"])
-                .filter(|_| config["chat_template"].is_array()),
+            chat_template: templates
+                .as_str()
+                .map(str::to_owned)
+                .or_else(|| template_named("default", templates)),
+            tool_template: template_named("tool_use", templates),
         })
     }
 
@@ -155,11 +158,10 @@ fn around(config: &Value) -> Option<[bool; 2]> {
     CLASSES_AROUND.contains(&class).then_some(flags)
 }
 
-/// The one template, or of several the one with this name.
-fn template_named(name: &str, template: &Value) -> Option<String> {
-    let named = template.as_array().into_iter().flatten();
-    let found = named.into_iter().find(|named| named["name"] == name);
-    found.map_or(template, |named| &named["template"]).as_str().map(str::to_owned)
+/// Of several templates the one with this name.
+fn template_named(name: &str, templates: &Value) -> Option<String> {
+    let found = templates.as_array()?.iter().find(|template| template["name"] == name)?;
+    found["template"].as_str().map(str::to_owned)
 }
 
 /// As much of `generation_config.json` as concerns tokens.

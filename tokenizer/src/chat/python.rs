@@ -7,7 +7,7 @@ use minijinja::value::{Kwargs, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, Output, State, Value};
 use serde::Serialize;
 use serde_json::Serializer;
-use serde_json::ser::{Formatter, PrettyFormatter};
+use serde_json::ser::Formatter;
 
 /// `str.isspace`: Unicode's White_Space, and four separators that are not in it.
 fn is_python_space(c: char) -> bool {
@@ -140,16 +140,69 @@ pub(super) fn print(
     output.write_str(word).map_err(Error::from)
 }
 
-/// `json.dumps(…, ensure_ascii=False)`, which puts a space after commas and colons.
-struct PythonFormatter;
+/// `json.dumps(…, ensure_ascii=False, indent=…)`: with a space after commas and colons, or each value on a
+/// line of its own.
+#[derive(Default)]
+struct PythonFormatter {
+    indent: Option<usize>,
+    depth: usize,
+    is_empty: bool,
+}
+
+impl PythonFormatter {
+    fn open<W: ?Sized + io::Write>(&mut self, to: &mut W, bracket: &[u8]) -> io::Result<()> {
+        (self.depth, self.is_empty) = (self.depth + 1, true);
+        to.write_all(bracket)
+    }
+
+    fn separate<W: ?Sized + io::Write>(&mut self, to: &mut W, first: bool) -> io::Result<()> {
+        self.is_empty = false;
+        match (first, self.indent) {
+            (true, _) => {}
+            (false, None) => to.write_all(b", ")?,
+            (false, Some(_)) => to.write_all(b",")?,
+        }
+        self.break_line(to)
+    }
+
+    fn close<W: ?Sized + io::Write>(&mut self, to: &mut W, bracket: &[u8]) -> io::Result<()> {
+        self.depth -= 1;
+        if !self.is_empty {
+            self.break_line(to)?;
+        }
+        self.is_empty = false;
+        to.write_all(bracket)
+    }
+
+    fn break_line<W: ?Sized + io::Write>(&self, to: &mut W) -> io::Result<()> {
+        let Some(indent) = self.indent else { return Ok(()) };
+        write!(to, "\n{:1$}", "", indent * self.depth)
+    }
+}
 
 impl Formatter for PythonFormatter {
+    fn begin_array<W: ?Sized + io::Write>(&mut self, to: &mut W) -> io::Result<()> {
+        self.open(to, b"[")
+    }
+
+    fn end_array<W: ?Sized + io::Write>(&mut self, to: &mut W) -> io::Result<()> {
+        self.close(to, b"]")
+    }
+
     fn begin_array_value<W: ?Sized + io::Write>(
         &mut self,
         to: &mut W,
         first: bool,
     ) -> io::Result<()> {
-        to.write_all(if first { b"" } else { b", " })
+        self.separate(to, first)
+    }
+
+    fn begin_object<W: ?Sized + io::Write>(&mut self, to: &mut W) -> io::Result<()> {
+        self.open(to, b"{")
+    }
+
+    fn end_object<W: ?Sized + io::Write>(&mut self, to: &mut W) -> io::Result<()> {
+        self.close(to, b"}")
     }
 
     fn begin_object_key<W: ?Sized + io::Write>(
@@ -157,64 +210,11 @@ impl Formatter for PythonFormatter {
         to: &mut W,
         first: bool,
     ) -> io::Result<()> {
-        to.write_all(if first { b"" } else { b", " })
+        self.separate(to, first)
     }
 
     fn begin_object_value<W: ?Sized + io::Write>(&mut self, to: &mut W) -> io::Result<()> {
         to.write_all(b": ")
-    }
-
-    fn write_f64<W: ?Sized + io::Write>(&mut self, to: &mut W, x: f64) -> io::Result<()> {
-        to.write_all(float(x).as_bytes())
-    }
-}
-
-/// The same with each value on a line of its own.
-struct PythonPrettyFormatter<'a>(PrettyFormatter<'a>);
-
-impl Formatter for PythonPrettyFormatter<'_> {
-    fn begin_array<W: ?Sized + io::Write>(&mut self, to: &mut W) -> io::Result<()> {
-        self.0.begin_array(to)
-    }
-
-    fn end_array<W: ?Sized + io::Write>(&mut self, to: &mut W) -> io::Result<()> {
-        self.0.end_array(to)
-    }
-
-    fn begin_array_value<W: ?Sized + io::Write>(
-        &mut self,
-        to: &mut W,
-        first: bool,
-    ) -> io::Result<()> {
-        self.0.begin_array_value(to, first)
-    }
-
-    fn end_array_value<W: ?Sized + io::Write>(&mut self, to: &mut W) -> io::Result<()> {
-        self.0.end_array_value(to)
-    }
-
-    fn begin_object<W: ?Sized + io::Write>(&mut self, to: &mut W) -> io::Result<()> {
-        self.0.begin_object(to)
-    }
-
-    fn end_object<W: ?Sized + io::Write>(&mut self, to: &mut W) -> io::Result<()> {
-        self.0.end_object(to)
-    }
-
-    fn begin_object_key<W: ?Sized + io::Write>(
-        &mut self,
-        to: &mut W,
-        first: bool,
-    ) -> io::Result<()> {
-        self.0.begin_object_key(to, first)
-    }
-
-    fn begin_object_value<W: ?Sized + io::Write>(&mut self, to: &mut W) -> io::Result<()> {
-        self.0.begin_object_value(to)
-    }
-
-    fn end_object_value<W: ?Sized + io::Write>(&mut self, to: &mut W) -> io::Result<()> {
-        self.0.end_object_value(to)
     }
 
     fn write_f64<W: ?Sized + io::Write>(&mut self, to: &mut W, x: f64) -> io::Result<()> {
@@ -240,15 +240,8 @@ pub(super) fn to_json(
     }
     named.assert_all_used()?;
     let mut bytes = Vec::new();
-    let written = match indent {
-        None => value.serialize(&mut Serializer::with_formatter(&mut bytes, PythonFormatter)),
-        Some(width) => {
-            let spaces = " ".repeat(width);
-            let formatter = PrettyFormatter::with_indent(spaces.as_bytes());
-            let formatter = PythonPrettyFormatter(formatter);
-            value.serialize(&mut Serializer::with_formatter(&mut bytes, formatter))
-        }
-    };
+    let formatter = PythonFormatter { indent, ..PythonFormatter::default() };
+    let written = value.serialize(&mut Serializer::with_formatter(&mut bytes, formatter));
     written.map_err(|cause| Error::new(ErrorKind::BadSerialization, cause.to_string()))?;
     Ok(String::from_utf8(bytes).expect("JSON is UTF-8"))
 }

@@ -194,11 +194,14 @@ fn by_panels_lanes<K: TileKernel>(
     // As many panels in each tile, or one fewer: 2 and 2, not 3 and 1.
     let tile_count = panel_count.div_ceil(K::PANELS);
     let mut prefetcher = prefetch.over_tiles(tile_count);
+    // Divisions take as long as a few factors of a tile: none where each tile is one panel.
+    let panel_of = |tile: usize| match K::PANELS {
+        1 => tile,
+        _ => panel_count * tile / tile_count,
+    };
     for index in 0..tile_count {
-        // Divisions take as long as a few factors of a tile: none where each tile is one panel.
-        let first = if K::PANELS == 1 { index } else { panel_count * index / tile_count };
-        let end = if K::PANELS == 1 { index + 1 } else { panel_count * (index + 1) / tile_count };
-        let count = end - first;
+        let first = panel_of(index);
+        let count = panel_of(index + 1) - first;
         let panel = &panels.words[first * panel_stride + panels.start * PANEL..];
         prefetcher.next_tile();
         let mut row = 0;
