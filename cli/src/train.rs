@@ -18,6 +18,7 @@ mod scalar_log;
 mod summary;
 #[cfg(test)]
 mod tests;
+mod trained_model;
 mod worker_grids;
 
 use std::io::{self, Write};

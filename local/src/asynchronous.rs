@@ -32,7 +32,7 @@ use zbelastic_trainer::stage::{HELD_OUT_MAX, InitialWeights, StageSetup};
 use zbelastic_types::StageIndex;
 use zbelastic_wording::{CommandFailure, FailureCode};
 
-use super::coordinator::RunOutcome;
+use super::coordinator::{RunOutcome, TrainedWeights};
 use super::executor_factory::StageBackendFactory;
 use super::interrupt::Interrupt;
 use super::messages::{HeldOutLoss, MESSAGES_PER_WORKER};
@@ -159,8 +159,7 @@ pub fn train_on<O: StageBackendFactory>(
     Ok(RunOutcome {
         steps_done: conducted.steps_done,
         digest: conducted.state.digest(),
-        layers: layers.into_iter().map(Into::into).collect(),
-        is_written: false,
+        weights: TrainedWeights::InMemory(layers.into_iter().map(Into::into).collect()),
         held_out,
         elapsed: conducted.elapsed,
         steps_before: 0,

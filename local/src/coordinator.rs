@@ -22,14 +22,21 @@ use super::job::TrainingJob;
 use super::messages::{CoordinatorMessage, HeldOutLoss, StageResult, WorkerMessage};
 use super::progress_event::{ProgressEvent, Rollback, StepRecord};
 
+/// Where the weights are that a run ended with.
+pub enum TrainedWeights {
+    /// Layer by layer.
+    InMemory(Vec<HostFloats>),
+    /// In the run folder, as a model; and layer by layer, if there was memory for them and what
+    /// passes read of them.
+    Written(Option<Vec<HostFloats>>),
+}
+
 /// The outcome of a run.
 pub struct RunOutcome {
     /// Steps that were sealed.
     pub steps_done: u64,
-    /// Weights, layer by layer.
-    pub layers: Vec<HostFloats>,
-    /// Whether the run folder has them already, as a model.
-    pub is_written: bool,
+    /// The weights.
+    pub weights: TrainedWeights,
     /// Digest of the state after the last step.
     pub digest: StateDigest,
     /// The last evaluation after the last step, if there was text for it.
@@ -214,8 +221,9 @@ impl<'a> Coordinator<'a> {
         layers.sort_by_key(|(layer, _)| *layer);
         RunOutcome {
             steps_done: self.steps_done,
-            layers: layers.into_iter().map(|(_, weights)| weights.into()).collect(),
-            is_written: false,
+            weights: TrainedWeights::InMemory(
+                layers.into_iter().map(|(_, weights)| weights.into()).collect(),
+            ),
             digest: state_digest(digests.into_values(), self.ledger.updates()),
             held_out: self.held_out.filter(|last| last.steps_done == self.steps_done),
             elapsed: self.sealed - self.began,

@@ -199,6 +199,20 @@ pub fn memory_total() -> Option<Bytes> {
     machine.into_iter().chain(group).min()
 }
 
+/// The memory that is left for what is begun now, or `None` where the system does not report it: the
+/// machine's, or less in a control group.
+#[must_use]
+pub fn memory_available() -> Option<Bytes> {
+    let machine = fs::read_to_string("/proc/meminfo").ok();
+    let machine = machine.and_then(|text| kibibytes_of(&text, "MemAvailable:"));
+    let group = |name: &str| -> Option<u64> {
+        fs::read_to_string(format!("/sys/fs/cgroup/memory.{name}")).ok()?.trim().parse().ok()
+    };
+    let group = group("max").zip(group("current"));
+    let group = group.map(|(most, taken)| Bytes(most.saturating_sub(taken)));
+    machine.into_iter().chain(group).min()
+}
+
 /// The most memory this process has had at once, or `None` where the system does not report it.
 #[must_use]
 pub fn resident_peak() -> Option<Bytes> {

@@ -11,6 +11,7 @@ mod config_keys;
 mod exported_config;
 mod import;
 mod import_error;
+mod layer_window;
 mod names;
 mod shards;
 mod weight_file;
@@ -27,10 +28,11 @@ pub use import::{
     WeightFile, import_adapters, import_files, import_initial, import_safetensors, read_adapters,
 };
 pub use import_error::{HeaderError, ImportError};
+pub use layer_window::{LayerWindow, layer_order};
 pub use shards::{SHARDS_MAX, ShardIndex, ShardIndexError};
 pub use weight_file::WeightBytes;
 pub use weight_type::WeightType;
 pub use write::{
     MODEL_CONFIG, NamedTensor, WEIGHTS_FILE, WEIGHTS_INDEX, WeightsFile, WeightsFiles,
-    WriteWeightsError, to_named, write_adapters, write_initial, write_safetensors,
+    WriteWeightsError, to_named, write_initial, write_safetensors,
 };

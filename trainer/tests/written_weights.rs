@@ -2,16 +2,19 @@
 //! an index, and the weights that went in.
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 use safetensors::tensor::{Dtype, TensorView, serialize};
 use serde_json::Value;
 use zbelastic_trainer::hf::{
-    SpecialTokenIds, WeightType, WeightsFiles, WriteWeightsError, exported_config_json,
-    generation_config_json, import_safetensors, parse_config, to_named, write_safetensors,
+    LayerWindow, SpecialTokenIds, WeightType, WeightsFiles, WriteWeightsError,
+    exported_config_json, generation_config_json, import_safetensors, layer_order, parse_config,
+    to_named, write_safetensors,
 };
 use zbelastic_trainer::model::{
     Family, FrozenTensors, LlamaFeatures, ModelConfig, initial_weights, model_layers,
 };
+use zbelastic_types::LayerId;
 
 const FAMILIES: [Family; 2] = [Family::Gpt2, Family::Llama];
 
@@ -145,6 +148,63 @@ fn check_shards(model: &ModelConfig, layers: &[Vec<f32>], files: &WeightsFiles, 
     assert_eq!(index["weight_map"].as_object().expect("an object").len(), expected.len());
     let parameters: usize = layers.iter().map(Vec::len).sum();
     assert_eq!(index["metadata"]["total_parameters"], parameters);
+}
+
+/// A layer that is counted as long as it is in memory.
+struct CountedLayer {
+    weights: Vec<f32>,
+    _held: Rc<()>,
+}
+
+impl AsRef<[f32]> for CountedLayer {
+    fn as_ref(&self) -> &[f32] {
+        &self.weights
+    }
+}
+
+/// The layers of a block, one that goes on in the next file, and a head that is not tied.
+const LAYERS_AT_ONCE: usize = 4;
+
+#[test]
+fn each_layer_is_requested_once_and_few_are_in_memory() {
+    let sizes = [u64::MAX, 2_000, 7_000, 12_000];
+    for (family, bytes_max) in FAMILIES.into_iter().flat_map(|f| sizes.map(|size| (f, size))) {
+        let model = ModelConfig { blocks: 12, ..model(family) };
+        let layers = weights(&model);
+        let files = WeightsFiles::new(&model, WeightType::F32, bytes_max);
+        let held = Rc::new(());
+        let mut requested = Vec::new();
+        let mut request = |layer: LayerId| -> Result<_, String> {
+            requested.push(layer);
+            assert!(Rc::strong_count(&held) <= LAYERS_AT_ONCE, "{family:?}: one more is too many");
+            let weights = layers[layer.0 as usize].clone();
+            Ok(CountedLayer { weights, _held: held.clone() })
+        };
+        let mut window = LayerWindow::new(files.files(), &mut request);
+        let written = files.files().iter().map(|file| {
+            let mut bytes = Vec::new();
+            file.write_from(&mut window, &mut bytes).expect("memory");
+            (file.name().to_owned(), bytes)
+        });
+        assert!(written.collect::<BTreeMap<_, _>>() == bytes_of(&files, &layers), "{family:?}");
+        assert_eq!(requested, layer_order(files.files()));
+        assert_eq!(requested.len(), layers.len(), "all, each once");
+        assert_eq!(Rc::strong_count(&held), 1, "none stays");
+    }
+}
+
+#[test]
+fn a_layer_that_cannot_be_had_ends_the_file() {
+    let model = model(Family::Llama);
+    let layers = weights(&model);
+    let files = WeightsFiles::new(&model, WeightType::F32, u64::MAX);
+    let mut request = |layer: LayerId| match layer.0 {
+        2 => Err("damaged"),
+        of => Ok(&layers[of as usize]),
+    };
+    let mut window = LayerWindow::new(files.files(), &mut request);
+    let error = files.files()[0].write_from(&mut window, &mut Vec::new()).expect_err("damaged");
+    assert!(matches!(error, WriteWeightsError::Layer("damaged")), "{error}");
 }
 
 #[test]

@@ -82,17 +82,17 @@ fn write_as(path: &Path, mode: u32, bytes: &[u8]) -> io::Result<()> {
 /// where it is ([`DirectWriter`]).
 ///
 /// # Errors
-/// If it cannot be made or written; the file before it stays.
-pub fn write_with(
+/// Those of `write`, or if it cannot be made or written; the file before it stays.
+pub fn write_with<E: From<io::Error>>(
     path: &Path,
-    write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
-) -> io::Result<()> {
+    write: impl FnOnce(&mut dyn Write) -> Result<(), E>,
+) -> Result<(), E> {
     let part = part_path(path);
     replace(&part, MODE, |file| {
         let mut writer = DirectWriter::new(file);
         write(&mut writer)?;
         writer.finish()?;
-        publish(file, &part, path)
+        Ok(publish(file, &part, path)?)
     })
 }
 
@@ -109,12 +109,12 @@ pub fn write_to_cache(path: &Path, bytes: &[u8]) -> io::Result<()> {
     })
 }
 
-fn replace(
+fn replace<E: From<io::Error>>(
     part: &Path,
     mode: u32,
-    write: impl FnOnce(&mut File) -> io::Result<()>,
-) -> io::Result<()> {
-    let written = create_with(part, mode).and_then(|mut file| write(&mut file));
+    write: impl FnOnce(&mut File) -> Result<(), E>,
+) -> Result<(), E> {
+    let written = create_with(part, mode).map_err(E::from).and_then(|mut file| write(&mut file));
     if written.is_err() {
         // If it cannot be removed either, the first error is the one to report.
         let _ = fs::remove_file(part);
@@ -250,7 +250,7 @@ mod tests {
         write(&path, b"before").expect("writable");
         let error = write_with(&path, |to| {
             to.write_all(b"half")?;
-            Err(io::ErrorKind::StorageFull.into())
+            Err(io::Error::from(io::ErrorKind::StorageFull))
         });
         assert!(error.is_err());
         assert_eq!(fs::read(&path).expect("readable"), b"before");

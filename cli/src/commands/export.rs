@@ -5,6 +5,7 @@ pub mod checkpoint;
 mod folder;
 mod kept;
 mod kept_checkpoints;
+mod read_ahead;
 mod tokenizer_source;
 
 use std::io::{self, Write};
@@ -17,15 +18,17 @@ use zbelastic_consensus::run::is_run_name;
 use zbelastic_kernels::HostThreads;
 use zbelastic_tokenizer::TokenizerFiles;
 use zbelastic_trainer::hf::{
-    ADAPTER_CONFIG, MODEL_CONFIG, SpecialTokenIds, WEIGHTS_INDEX, WeightsFiles, WriteWeightsError,
-    adapter_config_json, exported_config_json, generation_config_json,
+    ADAPTER_CONFIG, LayerWindow, MODEL_CONFIG, SpecialTokenIds, WEIGHTS_INDEX, WeightsFiles,
+    WriteWeightsError, adapter_config_json, exported_config_json, generation_config_json,
+    layer_order,
 };
-use zbelastic_trainer::model::{ModelConfig, merge_adapters, model_size};
-use zbelastic_types::Bytes;
+use zbelastic_trainer::model::{ModelConfig, merge_layer, model_layers, model_size};
+use zbelastic_types::{Bytes, LayerId};
 use zbelastic_wording::figures::grouped;
 use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail, cannot_write};
 
 use self::card::{ExportForm, ModelCard, RunRecord, TrainedData, WrittenFile};
+use self::checkpoint::LayerRequest;
 use self::folder::{CARD, GENERATION_CONFIG, PartialFolder, check_empty};
 use self::kept::KeptModel;
 use self::tokenizer_source::{ExportedTokenizer, TokenizerSource};
@@ -205,13 +208,21 @@ fn write(
 ) -> Result<Vec<WrittenFile>, CommandFailure> {
     let to = (files, partial);
     let written = match &exported.weights {
-        WeightsSource::Folder(saved) => write_layers(args, exported, &saved.weights()?, to)?,
-        WeightsSource::Adapters(layers) => write_layers(args, exported, layers, to)?,
-        WeightsSource::Kept(kept) => write_layers(args, exported, &kept.weights()?, to)?,
+        WeightsSource::Folder(saved) => {
+            let layers = saved.weights()?;
+            write_layers(args, exported, &mut |layer| Ok(&layers[layer.0 as usize]), to)?
+        }
+        WeightsSource::Adapters(layers) => {
+            write_layers(args, exported, &mut |layer| Ok(&layers[layer.0 as usize]), to)?
+        }
+        WeightsSource::Kept(kept) => {
+            write_layers(args, exported, &mut |layer| kept.weights(layer), to)?
+        }
         WeightsSource::Checkpoint(detail) => {
             let connect = || Ok(connect(&args.client)?.with_run(Some(args.run.clone())));
-            let layers = checkpoint::weights(detail, &exported.config, connect)?;
-            write_layers(args, exported, &layers, to)?
+            let order = layer_order(files.files());
+            let write = |layers: &mut LayerRequest<'_>| write_layers(args, exported, layers, to);
+            checkpoint::with_weights(detail, &exported.config, &order, connect, write)?
         }
     };
     write_descriptions(args, exported, files, &written, partial)?;
@@ -279,22 +290,27 @@ impl ExportedModel {
 
 /// Writes the weights of these layers, with their adapters merged if they have any and these are not
 /// what is exported.
-fn write_layers(
+fn write_layers<L: AsRef<[f32]>>(
     args: &ExportArgs,
     exported: &ExportedModel,
-    layers: &[impl AsRef<[f32]>],
+    layers: &mut dyn FnMut(LayerId) -> Result<L, CommandFailure>,
     (files, partial): (&WeightsFiles, &PartialFolder),
 ) -> Result<Vec<WrittenFile>, CommandFailure> {
-    if exported.config.lora.is_none() || exported.is_adapter(args) {
-        return write_weights(files, layers, partial);
+    let model = &exported.config;
+    if model.lora.is_none() || exported.is_adapter(args) {
+        return write_weights(files, LayerWindow::new(files.files(), layers), partial);
     }
-    let merged = merge_adapters(&HostThreads::one(), &exported.config, layers);
-    write_weights(files, &merged, partial)
+    let specs = model_layers(model);
+    let mut merged = |layer: LayerId| {
+        let spec = &specs[layer.0 as usize];
+        Ok(merge_layer(&HostThreads::one(), model, spec, layers(layer)?.as_ref()))
+    };
+    write_weights(files, LayerWindow::new(files.files(), &mut merged), partial)
 }
 
-fn write_weights(
+fn write_weights<L: AsRef<[f32]>>(
     files: &WeightsFiles,
-    layers: &[impl AsRef<[f32]>],
+    mut layers: LayerWindow<'_, L, CommandFailure>,
     partial: &PartialFolder,
 ) -> Result<Vec<WrittenFile>, CommandFailure> {
     let mut progress = CommandProgress::new();
@@ -312,11 +328,12 @@ fn write_weights(
         let write = |to: &mut dyn Write| {
             let mut to =
                 HashedFile { to, hash: &mut hash, length: &mut length, report: &mut report };
-            file.write(layers, &mut to)
+            file.write_from(&mut layers, &mut to)
         };
         partial.write(&name, write, WriteWeightsError::File).map_err(|error| match error {
             WriteWeightsError::File(error) => cannot_write(&partial.file(&name), &error),
             WriteWeightsError::Overflow { .. } => too_large(&error),
+            WriteWeightsError::Layer(failure) => failure,
         })?;
         let hash = hash.finalize().to_hex().to_string();
         written.push(WrittenFile { name, bytes: length, hash });
@@ -347,7 +364,7 @@ impl Write for HashedFile<'_> {
     }
 }
 
-fn too_large(error: &WriteWeightsError) -> CommandFailure {
+fn too_large(error: &WriteWeightsError<CommandFailure>) -> CommandFailure {
     let detail = FailureDetail::new(error.to_string()).at("--dtype");
     let detail = detail.hint("--dtype bf16, which has the range of f32, or --dtype f32");
     let what = "the weights do not fit the type".to_owned();

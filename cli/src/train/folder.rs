@@ -18,24 +18,18 @@
 //! ```
 
 use std::fs::{self, File, TryLockError};
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use zbelastic_config::{RunConfig, load_recorded};
-use zbelastic_kernels::HostThreads;
 use zbelastic_tokenizer::TokenizerFiles;
-use zbelastic_trainer::hf::{
-    ADAPTER_CONFIG, ADAPTER_WEIGHTS, MODEL_CONFIG, WEIGHTS_FILE, adapter_config_json, config_json,
-    write_adapters, write_safetensors,
-};
-use zbelastic_trainer::model::{ModelConfig, merge_adapters};
 use zbelastic_whole_file::{self as whole_file, RotatedLines};
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail, cannot_write};
 
 use super::scalar_log::ScalarLog;
 use crate::run_files::{
-    ADAPTER, CLUSTER, CONFIG, METRICS, METRICS_BYTES_MAX, MODEL, REPORT, RUN, RUNS, SAMPLE,
-    TENSORBOARD, TRACE,
+    CLUSTER, CONFIG, METRICS, METRICS_BYTES_MAX, MODEL, REPORT, RUN, RUNS, SAMPLE, TENSORBOARD,
+    TRACE,
 };
 
 const ALL: [&str; 8] = [CONFIG, METRICS, RUN, TRACE, SAMPLE, MODEL, REPORT, TENSORBOARD];
@@ -198,50 +192,8 @@ impl RunFolder {
     }
 }
 
-/// Writes the model that a run has trained. With adapters it is the merged model, and they lie
-/// beside its weights.
-///
-/// # Errors
-/// If a file cannot be written.
-pub fn write_trained(
-    run: &Path,
-    model: &ModelConfig,
-    layers: &[impl AsRef<[f32]>],
-) -> Result<(), CommandFailure> {
-    let Some(adapter_config) = adapter_config_json(model, None) else {
-        let tensors = |to: &mut dyn Write| write_safetensors(model, layers, to);
-        return write_model(run, &config_json(model), tensors);
-    };
-    let plain = model.without_lora();
-    let merged = merge_adapters(&HostThreads::one(), model, layers);
-    let tensors = |to: &mut dyn Write| write_safetensors(&plain, &merged, to);
-    write_model(run, &config_json(&plain), tensors)?;
-    let folder = run.join(MODEL).join(ADAPTER);
-    fs::create_dir_all(&folder).map_err(|error| no_place(&folder, &error))?;
-    write_file(&folder.join(ADAPTER_CONFIG), adapter_config.as_bytes())?;
-    let weights = folder.join(ADAPTER_WEIGHTS);
-    let tensors = |to: &mut dyn Write| write_adapters(model, layers, to);
-    whole_file::write_with(&weights, tensors).map_err(|error| no_place(&weights, &error))
-}
-
-/// Writes the model in Hugging Face's form into a run folder.
-///
-/// # Errors
-/// If it cannot be written.
-fn write_model(
-    run: &Path,
-    config: &str,
-    tensors: impl FnOnce(&mut dyn Write) -> io::Result<()>,
-) -> Result<(), CommandFailure> {
-    let folder = run.join(MODEL);
-    fs::create_dir_all(&folder).map_err(|error| no_place(&folder, &error))?;
-    write_file(&folder.join(MODEL_CONFIG), config.as_bytes())?;
-    let weights = folder.join(WEIGHTS_FILE);
-    whole_file::write_with(&weights, tensors).map_err(|error| no_place(&weights, &error))
-}
-
 /// A place that cannot be written, with the remedy.
-fn no_place(path: &Path, error: &io::Error) -> CommandFailure {
+pub(super) fn no_place(path: &Path, error: &io::Error) -> CommandFailure {
     let mut failure = cannot_write(path, error);
     let detail = FailureDetail::new("a run needs a folder that can be made and written");
     failure.details =
@@ -249,7 +201,7 @@ fn no_place(path: &Path, error: &io::Error) -> CommandFailure {
     failure
 }
 
-fn write_file(path: &Path, bytes: &[u8]) -> Result<(), CommandFailure> {
+pub(super) fn write_file(path: &Path, bytes: &[u8]) -> Result<(), CommandFailure> {
     whole_file::write(path, bytes).map_err(|error| no_place(path, &error))
 }
 
@@ -505,15 +457,13 @@ mod tests {
         let parent = tempfile::tempdir().expect("a folder");
         let out = parent.path().join("run");
         let folder = RunFolder::create(Some(&out), "unused", "").expect("new");
-        write_model(folder.path(), "{}", |to| to.write_all(b"tensors")).expect("writable");
         folder.write(SAMPLE, "text").expect("writable");
-        assert_eq!(fs::read(out.join("model/model.safetensors")).expect("there"), b"tensors");
         let mut names: Vec<_> = fs::read_dir(&out)
             .expect("a folder")
             .map(|entry| entry.expect("readable").file_name())
             .collect();
         names.sort();
-        assert_eq!(names, ["config.toml", "metrics.jsonl", "model", "sample.txt"]);
+        assert_eq!(names, ["config.toml", "metrics.jsonl", "sample.txt"]);
     }
 
     #[test]

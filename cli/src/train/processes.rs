@@ -23,7 +23,7 @@ use zbelastic_api::{
     ApiAnswer, ApiRefusal, ApiRequest, CorpusDescription, HexDigest, JobPhaseStatus, MemberRole,
     MemberState, RunStatus, StatusReport, TokenRequest, TokenRole, WrongState,
 };
-use zbelastic_local::coordinator::RunOutcome;
+use zbelastic_local::coordinator::{RunOutcome, TrainedWeights};
 use zbelastic_node_folder::NodeDataFolder;
 use zbelastic_trainer::digest::StateDigest;
 use zbelastic_types::Bytes;
@@ -386,8 +386,7 @@ fn finish(
     children.end();
     Ok(RunOutcome {
         steps_done,
-        layers,
-        is_written: true,
+        weights: TrainedWeights::Written(layers),
         digest: StateDigest(detail.summary.digest.0.0),
         held_out,
         elapsed,

@@ -7,8 +7,8 @@ use std::path::Path;
 use serde_json::json;
 use zbelastic_config::WeightSource;
 use zbelastic_kernels::cuda::CudaBackend;
-use zbelastic_kernels::{AllocateError, Backend, CpuBackend};
-use zbelastic_local::coordinator::RunOutcome;
+use zbelastic_kernels::{AllocateError, Backend, CpuBackend, HostFloats};
+use zbelastic_local::coordinator::{RunOutcome, TrainedWeights};
 use zbelastic_local::device_factory::DeviceFactory;
 use zbelastic_machine::device::code_of_fault;
 use zbelastic_machine::{core_count, kernels_text};
@@ -18,16 +18,17 @@ use zbelastic_trainer::model::{ModelConfig, model_size};
 use zbelastic_trainer::plan::model_flop_per_token;
 use zbelastic_trainer::sample::{Sampler, SamplingConfig};
 use zbelastic_trainer::stage::Injection;
-use zbelastic_types::StageIndex;
+use zbelastic_types::{Bytes, StageIndex};
 use zbelastic_wording::figures::{duration_text, grouped, tokens_per_s};
 use zbelastic_wording::{CommandError, CommandFailure, FailureCode};
 
 use super::events::{DoneEvent, RunEvent};
-use super::folder::{RunFolder, write_trained};
+use super::folder::RunFolder;
 use super::prepare::{PreparedRun, RunPlan};
 use super::report::report;
 use super::reporter::OutputAudience;
 use super::run_devices::RunDevices;
+use super::trained_model::write_trained;
 use crate::corpus::DataSummary;
 use crate::run_files::{ORDER, REPORT, RUN, SAMPLE, TRACE};
 use crate::terminal::printable;
@@ -141,8 +142,11 @@ pub fn write_end(
 ) -> Result<(), CommandError> {
     let model = &prepared.config.model;
     let outcome = &finished.outcome;
-    if !outcome.is_written {
-        write_trained(folder.path(), model, &outcome.layers)?;
+    match &outcome.weights {
+        TrainedWeights::InMemory(layers) => {
+            write_trained(folder.path(), model, &mut |layer| Ok(&layers[layer.0 as usize]))?;
+        }
+        TrainedWeights::Written(_) => {}
     }
     let run = run_json(prepared, finished);
     folder.write(RUN, &run)?;
@@ -154,7 +158,7 @@ pub fn write_end(
     }
     let mut notes = outcome.notes.clone();
     // A run is no less done without it; an empty one replaces the one that was drawn before.
-    let sample = match sample(prepared, outcome) {
+    let sample = match sample(prepared, &outcome.weights) {
         Ok(sample) => format!("{sample}\n"),
         Err(failure) => {
             notes.push(failure.what);
@@ -332,12 +336,36 @@ const SAMPLE_FLOP_MAX: f64 = 3e11;
 const SAMPLE_TEMPERATURE: f64 = 0.7;
 
 /// Drawn on the device that the run computed on, in its type.
-fn sample(prepared: &PreparedRun, outcome: &RunOutcome) -> Result<String, CommandFailure> {
-    let tokens = match &prepared.devices {
+fn sample(prepared: &PreparedRun, weights: &TrainedWeights) -> Result<String, CommandFailure> {
+    let tokens = match weights {
+        TrainedWeights::InMemory(layers) | TrainedWeights::Written(Some(layers)) => {
+            sample_tokens(prepared, layers)?
+        }
+        TrainedWeights::Written(None) => {
+            let needed = sample_bytes(&prepared.config.model);
+            let what = format!("no sample: it takes {needed} of memory, which were not available");
+            return Err(CommandFailure::new(FailureCode::OutOfResource, what));
+        }
+    };
+    Ok(prepared.tokenizer.decode(&tokens).chars().map(printable).collect())
+}
+
+/// The memory that a sample takes: the weights, and what passes read of them.
+#[must_use]
+pub fn sample_bytes(model: &ModelConfig) -> Bytes {
+    let (_, parameters) = model_size(model);
+    Bytes(2 * 4 * parameters)
+}
+
+fn sample_tokens(
+    prepared: &PreparedRun,
+    layers: &[HostFloats],
+) -> Result<Vec<u32>, CommandFailure> {
+    match &prepared.devices {
         RunDevices::Cpu => {
             let backend = CpuBackend::new(core_count()).map_err(no_memory)?;
             let precision = prepared.config.arithmetic.precision();
-            drawn(backend.with_precision(precision), prepared, outcome)?
+            drawn(backend.with_precision(precision), prepared, layers)
         }
         RunDevices::Cuda(_) => {
             let precision = prepared.config.arithmetic.precision();
@@ -347,10 +375,9 @@ fn sample(prepared: &PreparedRun, outcome: &RunOutcome) -> Result<String, Comman
                 ..failure
             })?;
             let (_, device) = opened.into_iter().next().expect("one was opened");
-            drawn(CudaBackend::new(device), prepared, outcome)?
+            drawn(CudaBackend::new(device), prepared, layers)
         }
-    };
-    Ok(prepared.tokenizer.decode(&tokens).chars().map(printable).collect())
+    }
 }
 
 fn no_memory(error: AllocateError) -> CommandFailure {
@@ -360,16 +387,17 @@ fn no_memory(error: AllocateError) -> CommandFailure {
 fn drawn<B: Backend>(
     backend: B,
     prepared: &PreparedRun,
-    outcome: &RunOutcome,
+    layers: &[HostFloats],
 ) -> Result<Vec<u32>, CommandFailure> {
     let config = &prepared.config;
+    let model = &config.model;
     let shape = config.batch.microbatch;
     let context_len = shape.sequence_len.min(SAMPLE_CONTEXT);
-    let forward_flop = model_flop_per_token(&config.model, shape) / 3.0 * context_len as f64;
+    let forward_flop = model_flop_per_token(model, shape) / 3.0 * context_len as f64;
     let token_count = ((SAMPLE_FLOP_MAX / forward_flop) as usize).clamp(1, SAMPLE_TOKENS);
-    let sampler = Sampler::new(backend, &config.model, context_len, &outcome.layers);
+    let sampler = Sampler::new(backend, model, context_len, layers);
     let mut sampler = sampler.map_err(no_memory)?;
-    let last = config.model.vocabulary - 1;
+    let last = model.vocabulary - 1;
     let prompt: Vec<u32> = prepared.tokenizer.prompt().iter().map(|id| *id.min(&last)).collect();
     let draw = SamplingConfig::of_all(SAMPLE_TEMPERATURE, config.seed);
     let tokens = sampler.continue_text(&prompt, token_count, draw).map_err(no_memory)?;

@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 137] = pages![
+const PAGES: [(&str, &str); 138] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -121,6 +121,7 @@ const PAGES: [(&str, &str); 137] = pages![
     "decisions/0100-the-end-of-a-run.md",
     "decisions/0101-kernels-for-aarch64.md",
     "decisions/0102-tensors-between-processes-by-nccl.md",
+    "decisions/0103-a-model-is-written-while-its-layers-come.md",
     "deploy.md",
     "deploy/container.md",
     "deploy/kubernetes.md",

@@ -4,14 +4,18 @@
 //! A file is written tensor by tensor, few megabytes at a time. Which tensor lies in which file
 //! follows from the model, the type and the largest file alone, and so do all bytes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
 use std::io;
 use std::ops::Range;
 
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::json;
 
+use zbelastic_types::LayerId;
+
 use super::adapter::ADAPTER_WEIGHTS;
+use super::layer_window::LayerWindow;
 use super::names::{FileTensor, TensorPart, adapter_tensors, file_tensors};
 use super::weight_type::WeightType;
 use crate::model::ModelConfig;
@@ -26,9 +30,9 @@ pub const WEIGHTS_FILE: &str = "model.safetensors";
 /// The name of the file that says which of several files has which weights.
 pub const WEIGHTS_INDEX: &str = "model.safetensors.index.json";
 
-/// Why weights are not written.
+/// Why weights are not written; `E` is why a layer cannot be had.
 #[derive(Debug, thiserror::Error)]
-pub enum WriteWeightsError {
+pub enum WriteWeightsError<E = Infallible> {
     /// The file does not accept them.
     #[error(transparent)]
     File(#[from] io::Error),
@@ -42,6 +46,9 @@ pub enum WriteWeightsError {
         /// The type that weights are written in.
         kind: WeightType,
     },
+    /// A layer cannot be had.
+    #[error("{0}")]
+    Layer(E),
 }
 
 /// A tensor as transformers knows it.
@@ -62,7 +69,7 @@ pub fn to_named(model: &ModelConfig, layers: &[Vec<f32>]) -> Vec<NamedTensor> {
     let named = file_tensors(model).into_iter().map(|tensor| {
         let (rows, _) = tensor.rows_and_width();
         let mut floats = vec![0.0; tensor.len()];
-        tensor.fill(layers, &(0..rows), &mut floats);
+        tensor.fill(&|layer: LayerId| &layers[layer.0 as usize][..], &(0..rows), &mut floats);
         NamedTensor { name: tensor.name, shape: tensor.shape, floats }
     });
     let mut named: Vec<_> = named.collect();
@@ -89,21 +96,36 @@ impl TensorPart {
 }
 
 impl FileTensor {
+    /// The parts that its elements are collected from.
+    fn own_parts(&self) -> impl Iterator<Item = &TensorPart> {
+        self.parts.iter().filter(|part| !part.is_shared)
+    }
+
+    /// The layers that its elements are collected from.
+    pub(super) fn layers(&self) -> BTreeSet<LayerId> {
+        self.own_parts().map(|part| LayerId(part.layer as u32)).collect()
+    }
+
     /// Collects these rows from the layers.
-    fn fill(&self, layers: &[impl AsRef<[f32]>], rows: &Range<usize>, into: &mut [f32]) {
+    fn fill<'l>(
+        &self,
+        layers: &dyn Fn(LayerId) -> &'l [f32],
+        rows: &Range<usize>,
+        into: &mut [f32],
+    ) {
         let (_, width) = self.rows_and_width();
-        for part in self.parts.iter().filter(|part| !part.is_shared) {
-            part.fill(layers[part.layer].as_ref(), rows, width, into);
+        for part in self.own_parts() {
+            part.fill(layers(LayerId(part.layer as u32)), rows, width, into);
         }
     }
 
     /// Writes its elements, [`WRITTEN_AT_ONCE`] at a time or a row of more.
-    fn write(
+    fn write<'l, E>(
         &self,
         kind: WeightType,
-        layers: &[impl AsRef<[f32]>],
+        layers: &dyn Fn(LayerId) -> &'l [f32],
         to: &mut dyn io::Write,
-    ) -> Result<(), WriteWeightsError> {
+    ) -> Result<(), WriteWeightsError<E>> {
         let (rows, width) = self.rows_and_width();
         let step = (WRITTEN_AT_ONCE / width.max(1)).clamp(1, rows.max(1));
         let mut elements = vec![0.0; step * width];
@@ -163,6 +185,11 @@ impl WeightsFile {
         header
     }
 
+    /// The tensors in the order in which they are written.
+    pub(super) fn tensors(&self) -> impl Iterator<Item = &FileTensor> {
+        self.tensors.values()
+    }
+
     /// Writes the file with the weights of `layers`, all of the model in its order.
     ///
     /// # Errors
@@ -175,10 +202,29 @@ impl WeightsFile {
         layers: &[impl AsRef<[f32]>],
         to: &mut dyn io::Write,
     ) -> Result<(), WriteWeightsError> {
+        let mut request = |layer: LayerId| Ok(&layers[layer.0 as usize]);
+        self.write_from(&mut LayerWindow::new(std::slice::from_ref(self), &mut request), to)
+    }
+
+    /// The same with layers that are requested as they are needed.
+    ///
+    /// # Errors
+    /// As of [`Self::write`], and if a layer cannot be had.
+    ///
+    /// # Panics
+    /// If `layers` is for other files.
+    pub fn write_from<L: AsRef<[f32]>, E>(
+        &self,
+        layers: &mut LayerWindow<'_, L, E>,
+        to: &mut dyn io::Write,
+    ) -> Result<(), WriteWeightsError<E>> {
         let header = self.header();
         to.write_all(&(header.len() as u64).to_le_bytes())?;
         to.write_all(&header)?;
-        self.tensors.values().try_for_each(|tensor| tensor.write(self.kind, layers, to))
+        let mut tensors = self.tensors();
+        tensors.try_for_each(|tensor| {
+            layers.write(tensor, |layers| tensor.write(self.kind, layers, to))
+        })
     }
 }
 
@@ -295,18 +341,6 @@ pub fn write_initial(
     write_plain(&all, layers, to)
 }
 
-/// Writes the file of a model's adapters, as they are.
-///
-/// # Errors
-/// If `to` cannot be written.
-pub fn write_adapters(
-    model: &ModelConfig,
-    layers: &[impl AsRef<[f32]>],
-    to: &mut dyn io::Write,
-) -> io::Result<()> {
-    write_plain(&WeightsFiles::of_adapters(model, WeightType::F32), layers, to)
-}
-
 /// Writes one file of floats.
 fn write_plain(
     all: &WeightsFiles,
@@ -316,5 +350,6 @@ fn write_plain(
     all.files[0].write(layers, to).map_err(|error| match error {
         WriteWeightsError::File(error) => error,
         WriteWeightsError::Overflow { .. } => unreachable!("weights are not rounded"),
+        WriteWeightsError::Layer(never) => match never {},
     })
 }

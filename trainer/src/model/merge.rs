@@ -19,17 +19,23 @@ pub fn merge_adapters(
 ) -> Vec<Vec<f32>> {
     let specs = model_layers(model);
     assert_eq!(specs.len(), layers.len(), "as many layers as the model has");
-    let merged = specs.iter().zip(layers).map(|(spec, layer)| {
-        let layer = layer.as_ref();
-        let mut weights = layer[..spec.base_len()].to_vec();
-        merge_layer(host, &LayerParts::new(model, spec), layer, &mut weights);
-        weights
-    });
-    merged.collect()
+    let layers = specs.iter().zip(layers);
+    layers.map(|(spec, layer)| merge_layer(host, model, spec, layer.as_ref())).collect()
 }
 
-fn merge_layer(host: &HostThreads, parts: &LayerParts, layer: &[f32], weights: &mut [f32]) {
-    for linear in parts.matrices() {
+/// The same of one layer.
+///
+/// # Panics
+/// If it is not the model's.
+#[must_use]
+pub fn merge_layer(
+    host: &HostThreads,
+    model: &ModelConfig,
+    spec: &LayerSpec,
+    layer: &[f32],
+) -> Vec<f32> {
+    let mut weights = layer[..spec.base_len()].to_vec();
+    for linear in LayerParts::new(model, spec).matrices() {
         let inputs = linear.shape.inputs;
         for adapter in &linear.adapters {
             let product = LowRankProduct {
@@ -43,6 +49,7 @@ fn merge_layer(host: &HostThreads, parts: &LayerParts, layer: &[f32], weights: &
             host.add_low_rank(product, &mut matrix[rows.start * inputs..rows.end * inputs]);
         }
     }
+    weights
 }
 
 impl LayerSpec {

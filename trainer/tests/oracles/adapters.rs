@@ -8,8 +8,8 @@ use safetensors::SafeTensors;
 use serde_json::{Value, json};
 use zbelastic_oracles::OracleTest;
 use zbelastic_trainer::hf::{
-    ADAPTER_CONFIG, ADAPTER_WEIGHTS, NamedTensor, adapter_config_json, import_adapters,
-    write_adapters,
+    ADAPTER_CONFIG, ADAPTER_WEIGHTS, NamedTensor, WeightType, WeightsFiles, adapter_config_json,
+    import_adapters,
 };
 use zbelastic_trainer::model::{LoraInit, LoraScaling, LoraSettings, ModelConfig};
 
@@ -90,7 +90,8 @@ fn check_format(model: &ModelConfig, weights: &[Vec<f32>], config: &Value, file:
 /// Adapters under PEFT's names.
 fn named(model: &ModelConfig, layers: &[Vec<f32>]) -> Vec<NamedTensor> {
     let mut file = Vec::new();
-    write_adapters(model, layers, &mut file).expect("memory");
+    let files = WeightsFiles::of_adapters(model, WeightType::F32);
+    files.files()[0].write(layers, &mut file).expect("memory");
     tensors_of(&file)
 }
 

@@ -5,7 +5,9 @@ use zbelastic_config::load_document;
 use zbelastic_consensus::codec::encode;
 use zbelastic_mirror::{MirroredCheckpoint, MirroredData};
 use zbelastic_trainer::elastic::LayerImage;
-use zbelastic_trainer::hf::{adapter_config_json, config_json, write_adapters, write_safetensors};
+use zbelastic_trainer::hf::{
+    WeightType, WeightsFiles, adapter_config_json, config_json, write_safetensors,
+};
 use zbelastic_trainer::model::{
     AttentionBias, Family, LlamaFeatures, ModelConfig, RopeScaling, initial_weights, model_layers,
 };
@@ -134,7 +136,8 @@ pub fn adapters() -> Vec<u8> {
     let model = adapted();
     let layers: Vec<_> = model_layers(&model).iter().map(|spec| initial_weights(spec, 1)).collect();
     let mut file = Vec::new();
-    write_adapters(&model, &layers, &mut file).expect("a vector takes all bytes");
+    let files = WeightsFiles::of_adapters(&model, WeightType::F32);
+    files.files()[0].write(&layers, &mut file).expect("a vector takes all bytes");
     file
 }
 

@@ -14,7 +14,9 @@ use rustix::process::{Resource, getrlimit};
 use zbelastic_identity::UnixSeconds;
 use zbelastic_kernels::cuda::{self, DeviceProbe, DeviceProperties, probe};
 use zbelastic_kernels::{InstructionSet, Precision};
-use zbelastic_machine::{DeviceSelector, kernels_text, kibibytes_of, product_share};
+use zbelastic_machine::{
+    DeviceSelector, kernels_text, kibibytes_of, memory_available, product_share,
+};
 use zbelastic_node::cluster::last_scrub_pass;
 use zbelastic_node_folder::NodeDataFolder;
 use zbelastic_types::Bytes;
@@ -81,7 +83,7 @@ pub(super) fn memory() -> MemoryFacts {
     let limits = files.iter().filter_map(|file| read(file)?.trim().parse().ok());
     MemoryFacts {
         machine: kibibytes_of(&text, "MemTotal:"),
-        available: kibibytes_of(&text, "MemAvailable:"),
+        available: memory_available(),
         group: limits.min().map(Bytes),
     }
 }

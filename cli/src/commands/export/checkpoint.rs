@@ -3,8 +3,8 @@
 //! Layers come as the images they are stored as, piece by piece, and are checked against the digest
 //! that the cluster agreed on. Moments are not sent: chaining values of the hash stand for them.
 
-use std::cmp::Reverse;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 
 use zbelastic_api::client::ApiClient;
@@ -21,6 +21,8 @@ use zbelastic_trainer::elastic::{
 use zbelastic_trainer::model::{LayerSpec, ModelConfig, model_layers};
 use zbelastic_types::{LayerId, Step};
 use zbelastic_wording::{CommandFailure, FailureCode};
+
+use super::read_ahead::{ReadAhead, ReadLayer};
 
 /// The checkpoint of `step`, or the newest one, and the model that it is of.
 ///
@@ -39,39 +41,68 @@ pub fn describe(
     Ok((detail, model))
 }
 
-/// The weights of a checkpoint, layer by layer, each checked against its digest: by as many
-/// connections as a controller reads layers for at once, so that a piece that is waited for does
-/// not keep others from coming. The largest are begun first, or the last of them would come alone.
+/// Calls `write` with a function that yields the weights of the layers in `order`, each checked against its digest.
+///
+/// They are read ahead by as many connections as a controller reads layers for at once, so that a piece
+/// that is waited for does not keep others from coming. A model of any size takes the memory of so
+/// many layers and two more.
 ///
 /// # Errors
-/// If one cannot be had whole, or the cluster is not reached.
-pub fn weights<'a>(
+/// Those of `write`. The function fails if a layer cannot be had whole, or the cluster is not reached.
+pub fn with_weights<'a, T>(
     detail: &CheckpointDetail,
     model: &ModelConfig,
+    order: &[LayerId],
     connect: impl Fn() -> Result<ApiClient<'a>, CommandFailure> + Sync,
-) -> Result<Vec<HostFloats>, CommandFailure> {
+    write: impl FnOnce(&mut LayerRequest<'_>) -> Result<T, CommandFailure>,
+) -> Result<T, CommandFailure> {
     let specs = model_layers(model);
-    let mut layers: Vec<_> = detail.layers.iter().zip(&specs).enumerate().collect();
-    layers.sort_by_key(|(_, (layer, _))| Reverse(layer.bytes));
-    let next = AtomicUsize::new(0);
-    let read = || -> Result<Vec<(usize, HostFloats)>, CommandFailure> {
-        let mut client = connect()?;
-        let mut found = Vec::new();
-        while let Some((at, (layer, spec))) = layers.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let read = fetch(detail.summary.step, layer, spec, &mut client);
-            // Without one of them the others are of no use.
-            found.push((*at, read.inspect_err(|_| next.store(layers.len(), Ordering::Relaxed))?));
-        }
-        Ok(found)
+    check_layers(detail, &specs)?;
+    let is_over = AtomicBool::new(false);
+    let read = |layer: LayerId, client: &mut ApiClient<'a>| {
+        let index = layer.0 as usize;
+        fetch(detail.summary.step, (&detail.layers[index], &specs[index]), client, &is_over)
     };
-    let found = thread::scope(|scope| {
-        let readers: Vec<_> = (0..LAYERS_READ_MAX).map(|_| scope.spawn(read)).collect();
-        let found = readers.into_iter().map(|reader| reader.join().expect("it does not panic"));
-        found.collect::<Result<Vec<_>, CommandFailure>>()
-    });
-    let mut found: Vec<_> = found?.into_iter().flatten().collect();
-    found.sort_unstable_by_key(|(at, _)| *at);
-    Ok(found.into_iter().map(|(_, weights)| weights).collect())
+    let (read, connect) = (&read, &connect);
+    let largest = order.iter().copied().max_by_key(|layer| detail.layers[layer.0 as usize].bytes);
+    thread::scope(|scope| {
+        let (sender, layers) = mpsc::channel();
+        let start = |reader| {
+            let (request, requests) = mpsc::channel();
+            let sender = sender.clone();
+            scope.spawn(move || read_requested(reader, requests, connect, read, &sender));
+            request
+        };
+        let readers = (0..LAYERS_READ_MAX).map(start).collect();
+        drop(sender);
+        let mut ahead = ReadAhead::new(order, largest, readers, layers);
+        let written = write(&mut |layer| ahead.take(layer));
+        // What is being read is of no use to anybody.
+        is_over.store(true, Ordering::Relaxed);
+        written
+    })
+}
+
+/// Yields a layer; each is requested once, in an order that was given before.
+pub type LayerRequest<'a> = dyn FnMut(LayerId) -> Result<HostFloats, CommandFailure> + 'a;
+
+/// Reads the layers that are requested, by one connection.
+fn read_requested<'a>(
+    reader: usize,
+    requests: Receiver<LayerId>,
+    connect: impl Fn() -> Result<ApiClient<'a>, CommandFailure>,
+    read: impl Fn(LayerId, &mut ApiClient<'a>) -> Result<HostFloats, CommandFailure>,
+    layers: &Sender<ReadLayer>,
+) {
+    let mut client = connect();
+    for layer in requests {
+        let weights = match &mut client {
+            Ok(client) => read(layer, client),
+            Err(failure) => Err(failure.clone()),
+        };
+        // Nobody waits for it if another one could not be had.
+        let _ = layers.send(ReadLayer { reader, layer, weights });
+    }
 }
 
 fn newest(client: &mut ApiClient<'_>) -> Result<u64, CommandFailure> {
@@ -87,12 +118,17 @@ fn newest(client: &mut ApiClient<'_>) -> Result<u64, CommandFailure> {
 fn model_of(detail: &CheckpointDetail) -> Result<ModelConfig, CommandFailure> {
     let step = detail.summary.step;
     let loaded = load_recorded(&format!("checkpoint {step}"), &detail.document)?;
-    let expected = model_layers(&loaded.config.model).len();
-    let found = detail.layers.len();
+    check_layers(detail, &model_layers(&loaded.config.model))?;
+    Ok(loaded.config.model)
+}
+
+fn check_layers(detail: &CheckpointDetail, specs: &[LayerSpec]) -> Result<(), CommandFailure> {
+    let (expected, found) = (specs.len(), detail.layers.len());
     let are_in_order = (0..).zip(&detail.layers).all(|(index, layer)| layer.layer == index);
     if expected == found && are_in_order {
-        return Ok(loaded.config.model);
+        return Ok(());
     }
+    let step = detail.summary.step;
     let what = format!("checkpoint {step} has {found} layers, expected {expected} in their order");
     Err(CommandFailure::new(FailureCode::VerificationFailed, what))
 }
@@ -100,16 +136,16 @@ fn model_of(detail: &CheckpointDetail) -> Result<ModelConfig, CommandFailure> {
 /// The weights of a layer.
 fn fetch(
     step: u64,
-    layer: &LayerDetail,
-    spec: &LayerSpec,
+    (layer, spec): (&LayerDetail, &LayerSpec),
     client: &mut ApiClient<'_>,
+    is_over: &AtomicBool,
 ) -> Result<HostFloats, CommandFailure> {
     let name = format!("layer {} of checkpoint {step}", layer.layer);
     let bytes = layer.bytes.0;
     let Some(len) = StateLen::of_image(spec.len(), bytes) else {
         return Err(wrong(&name, &format!("{bytes} bytes for {} weights", spec.len())));
     };
-    let read = fetch_weights(step, layer.layer, len, client)?;
+    let read = fetch_weights((step, layer.layer), len, client, is_over)?;
     if read.layer != LayerId(layer.layer) || read.version != Step(step) {
         let what = format!("it says that it is layer {} at {}", read.layer, read.version);
         return Err(wrong(&name, &what));
@@ -124,16 +160,22 @@ fn fetch(
 /// The weights of a layer, and the digest of all of it: put together and hashed as its pieces come.
 /// For its moments, which are not exported, chaining values of that hash are requested.
 fn fetch_weights(
-    step: u64,
-    layer: u32,
+    (step, layer): (u64, u32),
     len: StateLen,
     client: &mut ApiClient<'_>,
+    is_over: &AtomicBool,
 ) -> Result<LoadedWeights, CommandFailure> {
     let name = format!("layer {layer} of checkpoint {step}");
     let expected = image_bytes(len);
     let mut image = LayerAssembler::of_weights(len);
     let weights_end = weights_end(len);
     while image.found() < weights_end {
+        if is_over.load(Ordering::Relaxed) {
+            return Err(CommandFailure::new(
+                FailureCode::Interrupted,
+                format!("{name} is not needed"),
+            ));
+        }
         let offset = image.found();
         let piece = client.layer_piece(step, layer, offset)?;
         if piece.total != expected {
@@ -171,6 +213,7 @@ mod tests {
     use zbelastic_api::sample::{self, digest, scripted};
     use zbelastic_api::{ApiAnswer, ApiRequest, LayerPiece, decode_request, encode_answer};
 
+    static NOT_OVER: AtomicBool = AtomicBool::new(false);
     const DOCUMENT: &str = "[model]\nfamily = \"llama\"\nlayers = 1\nwidth = 8\nheads = 2\n\
                             mlp_width = 16\n[train]\nseq_len = 16\n";
 
@@ -238,8 +281,13 @@ mod tests {
         let (detail, model) = connect()
             .and_then(|mut client| describe(Some(100), &mut client))
             .map_err(|failure| failure.code)?;
-        let layers = weights(&detail, &model, connect).map_err(|failure| failure.code)?;
-        Ok(layers.iter().map(|layer| layer.to_vec()).collect())
+        let order: Vec<LayerId> = (0..detail.layers.len() as u32).rev().map(LayerId).collect();
+        let read = with_weights(&detail, &model, &order, connect, |layers| {
+            order.iter().map(|layer| Ok(layers(*layer)?.to_vec())).collect::<Result<Vec<_>, _>>()
+        });
+        let mut layers = read.map_err(|failure| failure.code)?;
+        layers.reverse();
+        Ok(layers)
     }
 
     fn subtrees(bytes: &[u8]) -> Vec<ApiAnswer> {
@@ -265,6 +313,26 @@ mod tests {
         };
         let shorter: Vec<LayerImage> = images.iter().enumerate().map(shorter).collect();
         assert_eq!(read(&detail(&shorter), &shorter), Ok(expected));
+    }
+
+    #[test]
+    fn who_writes_may_end_early_and_gets_the_failure_to_connect() {
+        let images = images();
+        let detail = detail(&images);
+        let (_, model) = describe(Some(100), &mut client(&detail, &images)).expect("it is there");
+        let order: Vec<LayerId> = (0..detail.layers.len() as u32).map(LayerId).collect();
+        let full = || CommandFailure::new(FailureCode::OutOfResource, "the disk is full");
+        let connect = || Ok(client(&detail, &images));
+        let written = with_weights(&detail, &model, &order, connect, |layers| {
+            layers(order[0])?;
+            Err::<(), _>(full())
+        });
+        assert_eq!(written.expect_err("full").code, FailureCode::OutOfResource);
+        let one = with_weights(&detail, &model, &order[..1], connect, |layers| layers(order[0]));
+        assert_eq!(one.expect("it is read"), images[0].w);
+        let nobody = || Err(CommandFailure::new(FailureCode::Unreachable, "nobody"));
+        let read = with_weights(&detail, &model, &order, nobody, |layers| layers(order[0]));
+        assert_eq!(read.expect_err("nobody").code, FailureCode::Unreachable);
     }
 
     #[test]
@@ -305,8 +373,8 @@ mod tests {
         ];
         for piece in pieces {
             let (mut client, _) = scripted(vec![Ok(piece)]);
-            let failure =
-                fetch_weights(100, 0, image.state_len(), &mut client).expect_err("no layer");
+            let failure = fetch_weights((100, 0), image.state_len(), &mut client, &NOT_OVER)
+                .expect_err("no layer");
             assert_eq!(failure.code, FailureCode::VerificationFailed, "{failure}");
         }
     }
@@ -327,7 +395,8 @@ mod tests {
         let answer_count = answers.len();
         let (mut client, requests) = scripted(answers);
         let digest = layer_digest(&image).into();
-        let read = fetch_weights(100, 0, image.state_len(), &mut client).expect("it comes");
+        let read =
+            fetch_weights((100, 0), image.state_len(), &mut client, &NOT_OVER).expect("it comes");
         assert_eq!(
             (read.layer, read.version, HexDigest(read.digest)),
             (LayerId(0), Step(100), digest)

@@ -5,7 +5,8 @@ use zbelastic_checkpoint::Manifest;
 use zbelastic_config::load_recorded;
 use zbelastic_kernels::HostFloats;
 use zbelastic_node_folder::NodeDataFolder;
-use zbelastic_trainer::model::{ModelConfig, model_layers};
+use zbelastic_trainer::model::{LayerSpec, ModelConfig, model_layers};
+use zbelastic_types::LayerId;
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 
 use super::card::{RunRecord, TrainedData};
@@ -17,6 +18,7 @@ use crate::run_files::CLUSTER;
 pub struct KeptModel {
     kept: KeptCheckpoints,
     manifest: Manifest,
+    layers: Vec<LayerSpec>,
     /// The model that it is of.
     pub config: ModelConfig,
     /// The run, as the checkpoint records it.
@@ -50,17 +52,18 @@ impl KeptModel {
             data: Some(data),
             document: run.document.clone(),
         };
-        Ok(Self { kept, manifest, config, run: record })
+        Ok(Self { kept, manifest, layers: model_layers(&config), config, run: record })
     }
 
-    /// The weights, layer by layer.
+    /// The weights of a layer.
     ///
     /// # Errors
-    /// If a layer is in no store, or damaged in all.
-    pub fn weights(&self) -> Result<Vec<HostFloats>, CommandFailure> {
-        let layers = self.manifest.layers.iter().zip(model_layers(&self.config));
-        let weights = layers.map(|(name, spec)| self.kept.weights(*name, spec.len()));
-        weights.map(|read| read.map_err(|error| failure(&error))).collect()
+    /// If it is in no store, or damaged in all.
+    pub fn weights(&self, layer: LayerId) -> Result<HostFloats, CommandFailure> {
+        let index = layer.0 as usize;
+        let len = self.layers[index].len();
+        let read = self.kept.weights(self.manifest.layers[index], len);
+        read.map_err(|error| failure(&error))
     }
 }
 

@@ -2,27 +2,31 @@
 //! own, as soon as that checkpoint is durable. Workers may evaluate held-out text for longer than
 //! that lasts.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::thread::{self, JoinHandle};
 
 use zbelastic_api::CheckpointDetail;
 use zbelastic_api::client::ApiClient;
 use zbelastic_kernels::HostFloats;
+use zbelastic_machine::memory_available;
 use zbelastic_node_folder::NodeDataFolder;
+use zbelastic_trainer::hf::layer_order;
 use zbelastic_trainer::model::ModelConfig;
 use zbelastic_wording::{CommandFailure, FailureCode};
 
 use super::connect;
-use crate::commands::export::checkpoint::weights;
-use crate::train::folder::write_trained;
+use crate::commands::export::checkpoint::with_weights;
+use crate::train::summary::sample_bytes;
+use crate::train::trained_model::{trained_files, write_trained};
 
-/// The last checkpoint, and its weights, which the run folder holds as a model.
+/// The last checkpoint, whose model the run folder holds.
 #[derive(Debug)]
 pub struct WrittenModel {
-    /// The last checkpoint, as the cluster describes it.
+    /// The checkpoint, as the cluster describes it.
     pub detail: CheckpointDetail,
-    /// Its weights, layer by layer.
-    pub layers: Vec<HostFloats>,
+    /// Its weights, layer by layer, if there is memory for a sample of them.
+    pub layers: Option<Vec<HostFloats>>,
 }
 
 /// Where a model is read from and written to.
@@ -39,7 +43,7 @@ pub struct ModelSource {
 }
 
 impl ModelSource {
-    /// Reads the checkpoint of a step, and writes its model.
+    /// Writes the model of a step while its checkpoint is read.
     ///
     /// # Errors
     /// If there is no such checkpoint, it cannot be read whole, or the model cannot be written.
@@ -50,9 +54,20 @@ impl ModelSource {
     ) -> Result<WrittenModel, CommandFailure> {
         let detail = client.checkpoint(step)?;
         let connect = || connect(&self.controller, self.address.clone());
-        let layers = weights(&detail, &self.model, connect)?;
-        write_trained(&self.folder, &self.model, &layers)?;
-        Ok(WrittenModel { detail, layers })
+        let order = layer_order(trained_files(&self.model).files());
+        let needed = sample_bytes(&self.model);
+        let has_room = memory_available().is_none_or(|available| needed <= available);
+        let mut kept = has_room.then(BTreeMap::new);
+        with_weights(&detail, &self.model, &order, connect, |layers| {
+            write_trained(&self.folder, &self.model, &mut |layer| {
+                let weights = layers(layer)?;
+                if let Some(kept) = &mut kept {
+                    kept.insert(layer, weights.clone());
+                }
+                Ok(weights)
+            })
+        })?;
+        Ok(WrittenModel { detail, layers: kept.map(|kept| kept.into_values().collect()) })
     }
 }
 
