@@ -13,6 +13,7 @@
 
 mod backend;
 mod byte_level;
+mod char_set;
 mod chat;
 mod decode_stream;
 mod encode;

@@ -75,7 +75,8 @@ impl Tokenizer {
             Some(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
             None => named.chat_template.clone(),
         };
-        let compile = |source: String| ChatTemplate::compile(&source, &named.contents);
+        let compile =
+            |source: String| ChatTemplate::compile(&source, &named.contents, &named.additional);
         let template = source.map(compile);
         let tools = files.chat_template.is_none().then_some(named.tool_template.clone()).flatten();
         let tool_template = tools.map(compile);

@@ -22,7 +22,7 @@ const ADDITIONAL: &str = "additional_special_tokens";
 pub(crate) struct NamedTokens {
     pub(crate) contents: Vec<(&'static str, String)>,
     /// Special tokens without a name.
-    additional: Vec<String>,
+    pub(crate) additional: Vec<String>,
     /// Added tokens by id, as `tokenizer_config.json` lists them.
     added: BTreeMap<u32, AddedToken>,
     /// Whether the begin and the end token are put around a text, where the tokenizer's class decides

@@ -193,7 +193,7 @@ pub const FENCES: &[Fence] = &[
     fence("raft", &["consensus"], &[], &["consensus/src/raft"]),
     fence("ratatui", &["cli"], &[], &["cli/src/commands/top"]),
     fence("rayon", &["kernels"], &[], &["kernels/src/cpu/threads.rs"]),
-    fence("regex-syntax", &["tokenizer"], &[], &["tokenizer/src/byte_level/"]),
+    fence("regex-syntax", &["tokenizer"], &[], &["tokenizer/src/char_set.rs"]),
     fence("rcgen", &["identity"], &[], &["identity/src/"]),
     fence(
         "ring",

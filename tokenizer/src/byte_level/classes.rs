@@ -1,9 +1,8 @@
-//! Which of the classes that split patterns distinguish a character has, from the tables of
-//! `regex-syntax`, which are those of the regular expressions that the crate `tokenizers` runs.
+//! Which of the classes that split patterns distinguish a character has.
 
 use std::sync::LazyLock;
 
-use regex_syntax::hir::{Class, HirKind};
+use crate::char_set::CharSet;
 
 /// `\p{L}`, `\p{N}`, `[\r\n]`, other `\s`, and the rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,12 +30,8 @@ static CLASSES: LazyLock<Vec<CharClass>> = LazyLock::new(|| {
         (r"[\r\n]", CharClass::Newline),
     ];
     for (pattern, class) in rows {
-        let hir = regex_syntax::parse(pattern).expect("the pattern is well formed");
-        let HirKind::Class(Class::Unicode(set)) = hir.kind() else {
-            unreachable!("{pattern} is a class of characters")
-        };
-        for range in set.ranges() {
-            classes[range.start() as usize..=range.end() as usize].fill(class);
+        for (start, end) in CharSet::parse(pattern).ranges() {
+            classes[*start as usize..=*end as usize].fill(class);
         }
     }
     classes

@@ -6,6 +6,8 @@ use minijinja::Value;
 use minijinja::value::ValueKind;
 use serde::Deserialize;
 
+use super::python::as_python;
+
 /// The author of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
@@ -212,7 +214,8 @@ impl Conversation {
         let roles = messages.iter().enumerate().map(|(index, message)| role_of(index, message));
         let roles = roles.collect::<Result<_, _>>()?;
         let tools = tools.map(check_tools).transpose()?.flatten();
-        Ok(Self { roles, messages, tools })
+        let messages = messages.iter().map(as_python).collect();
+        Ok(Self { roles, messages, tools: tools.as_ref().map(as_python) })
     }
 
     /// Number of messages.

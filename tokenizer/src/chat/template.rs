@@ -133,23 +133,18 @@ pub(super) struct Rendered {
 }
 
 impl ChatTemplate {
-    /// `special_tokens` are the variables `bos_token` and so on.
+    /// `special_tokens` are the variables `bos_token` and so on, `additional` those without a name.
     pub(crate) fn compile(
         source: &str,
         special_tokens: &[(&'static str, String)],
+        additional: &[String],
     ) -> Result<Self, ChatError> {
         let mut environment = Environment::new();
         let mut whitespace = SyntaxConfig::builder();
         let syntax = whitespace.trim_blocks(true).lstrip_blocks(true).build();
         environment.set_syntax(syntax.expect("only white space is configured"));
         environment.set_fuel(Some(FUEL));
-        environment.set_unknown_method_callback(python::method);
-        environment.set_formatter(python::print);
-        environment.add_filter("trim", python::trim);
-        environment.add_filter("tojson", python::to_json);
-        environment.add_filter("escape", python::escape);
-        environment.add_filter("e", python::escape);
-        environment.add_test("sequence", python::is_sequence);
+        python::add_to(&mut environment);
         environment.add_filter(GENERATION_FILTER, |text: &str| {
             format!("{GENERATION_BEGINS}{text}{GENERATION_ENDS}")
         });
@@ -163,7 +158,13 @@ impl ChatTemplate {
             cause: describe(&cause),
         })?;
         let value = |(name, content): &(&'static str, String)| (*name, Value::from(&content[..]));
-        let special_tokens = special_tokens.iter().map(value).collect();
+        // A token without content is none.
+        let special_tokens = special_tokens.iter().filter(|(_, content)| !content.is_empty());
+        let mut special_tokens: Vec<_> = special_tokens.map(value).collect();
+        if !additional.is_empty() {
+            special_tokens
+                .push(("additional_special_tokens", additional.iter().cloned().collect()));
+        }
         Ok(Self { environment, special_tokens, has_generation })
     }
 

@@ -3,7 +3,7 @@ use crate::Role::{Assistant, System, User};
 
 fn compile(source: &str) -> ChatTemplate {
     let tokens = [("bos_token", "<s>".to_owned())];
-    ChatTemplate::compile(source, &tokens).expect("the template is well formed")
+    ChatTemplate::compile(source, &tokens, &[]).expect("the template is well formed")
 }
 
 fn check(source: &str, expected: &str) {
@@ -106,7 +106,8 @@ fn failures_have_the_message_and_the_cause() {
     let endless =
         failure("{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}");
     assert!(matches!(endless, ChatError::Failed { message: 0, .. }), "{endless}");
-    let malformed = ChatTemplate::compile("\n{% nonsense %}", &[]).expect_err("it is malformed");
+    let malformed =
+        ChatTemplate::compile("\n{% nonsense %}", &[], &[]).expect_err("it is malformed");
     assert!(matches!(malformed, ChatError::Malformed { line: 2, .. }), "{malformed}");
 }
 

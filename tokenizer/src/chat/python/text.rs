@@ -1,0 +1,284 @@
+//! Methods of Python's strings.
+
+mod case;
+mod split;
+
+pub(super) use split::lines;
+
+use std::ops::Range;
+
+use minijinja::value::Tuple;
+use minijinja::{Error, State, Value};
+use minijinja_contrib::pycompat::unknown_method_callback;
+
+use super::arguments::{Arguments, refused};
+use super::characters::{
+    CASED, DECIMAL, DIGIT, LETTER, NAME, NAME_START, UNPRINTABLE, is_numeric, is_space,
+};
+
+/// Longest text that is filled up to a width, so that no width takes all memory.
+const WIDTH_MAX: i64 = 1 << 20;
+/// Most bytes of what is put in place of parts of a text.
+const BYTES_MAX: usize = 64 << 20;
+
+/// A method of a string, if there is one of this name.
+pub(super) fn method(
+    state: &mut State<'_, '_>,
+    text: &str,
+    name: &str,
+    arguments: &[Value],
+) -> Result<Option<Value>, Error> {
+    let of = |count_max| Arguments::of(name, arguments, count_max);
+    let value = match name {
+        "strip" | "lstrip" | "rstrip" => stripped(text, name, &of(1)?)?,
+        "removeprefix" | "removesuffix" | "partition" | "rpartition" => {
+            around(text, name, &of(1)?.needed_text(0, "sep")?)?
+        }
+        "split" | "rsplit" => split::separated(text, name, &of(2)?)?,
+        "splitlines" => split::lines_of(text, &of(1)?)?,
+        "find" | "rfind" | "index" | "rindex" | "count" => found(text, name, &of(3)?)?,
+        "startswith" | "endswith" => is_at_end(text, name, &of(3)?)?,
+        "replace" => replaced(text, &of(3)?)?,
+        "center" | "ljust" | "rjust" | "zfill" => filled(text, name, &of(2)?)?,
+        "expandtabs" => with_spaces(text, &of(1)?)?,
+        "join" => return joined(text, &of(1)?).map(Some),
+        _ => {
+            let capitalize = |word: &str| {
+                let word = Value::from(word);
+                Ok(unknown_method_callback(state, &word, "capitalize", &[])?.to_string())
+            };
+            let value = case::cased(text, name, capitalize)?.map(Value::from);
+            let value = value.or_else(|| tested(text, name).map(Value::from));
+            if value.is_some() {
+                of(0)?.finish()?;
+            }
+            return Ok(value);
+        }
+    };
+    Ok(Some(value))
+}
+
+/// A text without white space, or without the characters of a set, at its ends.
+pub(super) fn strip(text: &str, characters: Option<&str>, name: &str) -> String {
+    let belongs = |c: char| characters.map_or_else(|| is_space(c), |set| set.contains(c));
+    let text = if name == "rstrip" { text } else { text.trim_start_matches(belongs) };
+    let text = if name == "lstrip" { text } else { text.trim_end_matches(belongs) };
+    text.to_owned()
+}
+
+fn stripped(text: &str, name: &str, arguments: &Arguments) -> Result<Value, Error> {
+    arguments.finish()?;
+    let characters = arguments.text(0, "chars")?;
+    Ok(Value::from(strip(text, characters.as_deref(), name)))
+}
+
+/// Methods of a string with a part of it.
+fn around(text: &str, name: &str, part: &str) -> Result<Value, Error> {
+    let three = |split: Option<(&str, &str)>, whole: [&str; 3]| {
+        if part.is_empty() {
+            return Err(refused(format!("{name}: the separator is empty")));
+        }
+        let parts = split.map_or(whole, |(before, behind)| [before, part, behind]);
+        Ok(Value::from(Tuple::from(parts.map(Value::from))))
+    };
+    match name {
+        "removeprefix" => Ok(Value::from(text.strip_prefix(part).unwrap_or(text))),
+        "removesuffix" => Ok(Value::from(text.strip_suffix(part).unwrap_or(text))),
+        "rpartition" => three(text.rsplit_once(part), ["", "", text]),
+        _ => three(text.split_once(part), [text, "", ""]),
+    }
+}
+
+/// The bytes between two places, which are counted in characters and from the end if they are below zero.
+/// None where the first lies behind the text's end, or behind the second.
+fn part(text: &str, arguments: &Arguments) -> Result<Option<Range<usize>>, Error> {
+    let [start, end] = [arguments.integer(1, "start")?, arguments.integer(2, "end")?];
+    let count = i64::try_from(text.chars().count()).unwrap_or(i64::MAX);
+    let at = |place: i64| if place < 0 { (place + count).max(0) } else { place };
+    let (start, end) = (at(start.unwrap_or(0)), at(end.unwrap_or(count)).min(count));
+    let byte = |place: i64| {
+        let place = usize::try_from(place).unwrap_or(0);
+        text.char_indices().nth(place).map_or(text.len(), |(byte, _)| byte)
+    };
+    Ok((start <= end).then(|| byte(start)..byte(end)))
+}
+
+fn found(text: &str, name: &str, arguments: &Arguments) -> Result<Value, Error> {
+    let wanted = arguments.needed_text(0, "sub")?;
+    let range = part(text, arguments)?;
+    arguments.finish()?;
+    if name == "count" {
+        let count = |range: Range<usize>| text[range].matches(&wanted).count();
+        return Ok(Value::from(range.map_or(0, count)));
+    }
+    let place = range.and_then(|range| {
+        let within = &text[range.clone()];
+        let is_first = name == "find" || name == "index";
+        let at = if is_first { within.find(&wanted) } else { within.rfind(&wanted) };
+        Some(text[..range.start + at?].chars().count())
+    });
+    match place {
+        Some(place) => Ok(Value::from(place)),
+        None if name.ends_with("find") => Ok(Value::from(-1)),
+        None => Err(refused(format!("{name}: the text has no {wanted:?}"))),
+    }
+}
+
+fn is_at_end(text: &str, name: &str, arguments: &Arguments) -> Result<Value, Error> {
+    let wanted = arguments.value(0, "prefix")?.unwrap_or_default();
+    let range = part(text, arguments)?;
+    arguments.finish()?;
+    let is_at = |wanted: &Value| {
+        let wanted = wanted.as_str().ok_or_else(|| {
+            refused(format!("{name} takes a text or a tuple of them, not {}", wanted.kind()))
+        })?;
+        let is_in = |range: Range<usize>| match name {
+            "startswith" => text[range].starts_with(wanted),
+            _ => text[range].ends_with(wanted),
+        };
+        Ok(range.clone().is_some_and(is_in))
+    };
+    if !wanted.is_tuple() {
+        return is_at(&wanted).map(Value::from);
+    }
+    for wanted in wanted.try_iter()? {
+        if is_at(&wanted)? {
+            return Ok(Value::from(true));
+        }
+    }
+    Ok(Value::from(false))
+}
+
+fn replaced(text: &str, arguments: &Arguments) -> Result<Value, Error> {
+    arguments.finish()?;
+    let [old, new] = [arguments.needed_text(0, "old")?, arguments.needed_text(1, "new")?];
+    Ok(Value::from(replace(text, &old, &new, arguments.integer(2, "count")?)?))
+}
+
+/// A text with another in place of a part of it, so many times.
+pub(super) fn replace(
+    text: &str,
+    old: &str,
+    new: &str,
+    count: Option<i64>,
+) -> Result<String, Error> {
+    let count = usize::try_from(count.unwrap_or(-1)).unwrap_or(usize::MAX);
+    let found = text.matches(old).take(count).count();
+    if found.saturating_mul(new.len()) > BYTES_MAX {
+        return Err(refused(format!("replace: the text is longer than {BYTES_MAX} bytes")));
+    }
+    Ok(text.replacen(old, new, count))
+}
+
+/// A text with spaces or another character at its sides.
+pub(super) fn fill(text: &str, name: &str, width: i64, with: char) -> Result<String, Error> {
+    if width > WIDTH_MAX {
+        return Err(refused(format!("{name}: a text is at most {WIDTH_MAX} wide")));
+    }
+    let width = usize::try_from(width).unwrap_or(0);
+    let missing = width.saturating_sub(text.chars().count());
+    let left = match name {
+        "ljust" => 0,
+        "center" => missing / 2 + (missing & width & 1),
+        _ => missing,
+    };
+    let spaces = |count: usize| with.to_string().repeat(count);
+    Ok(format!("{}{text}{}", spaces(left), spaces(missing - left)))
+}
+
+fn filled(text: &str, name: &str, arguments: &Arguments) -> Result<Value, Error> {
+    arguments.finish()?;
+    let missing = || refused(format!("{name} needs a width"));
+    let width = arguments.integer(0, "width")?.ok_or_else(missing)?;
+    if name == "zfill" {
+        let digits = text.trim_start_matches(['+', '-']);
+        let (sign, digits) = match text.len() - digits.len() {
+            0 => ("", text),
+            _ => text.split_at(1),
+        };
+        let width = width.saturating_sub(i64::from(!sign.is_empty()));
+        return Ok(Value::from(sign.to_owned() + &fill(digits, name, width, '0')?));
+    }
+    let with = arguments.text(1, "fillchar")?.unwrap_or_else(|| " ".to_owned());
+    let mut characters = with.chars();
+    match (characters.next(), characters.next()) {
+        (Some(with), None) => Ok(Value::from(fill(text, name, width, with)?)),
+        (None, _) | (Some(_), Some(_)) => {
+            Err(refused(format!("{name}: a text is filled with one character")))
+        }
+    }
+}
+
+/// A text with spaces in place of tabs.
+fn with_spaces(text: &str, arguments: &Arguments) -> Result<Value, Error> {
+    let width = arguments.integer(0, "tabsize")?.unwrap_or(8);
+    arguments.finish()?;
+    let width = usize::try_from(width.min(WIDTH_MAX)).unwrap_or(0);
+    let mut spaced = String::with_capacity(text.len());
+    let mut column = 0;
+    for c in text.chars() {
+        match c {
+            '\t' if width > 0 => {
+                let count = width - column % width;
+                spaced.push_str(&" ".repeat(count));
+                column += count;
+            }
+            '\t' => {}
+            c => {
+                spaced.push(c);
+                column = if c == '\n' || c == '\r' { 0 } else { column + 1 };
+            }
+        }
+    }
+    Ok(Value::from(spaced))
+}
+
+fn joined(text: &str, arguments: &Arguments) -> Result<Value, Error> {
+    arguments.finish()?;
+    let items = arguments.value(0, "iterable")?.unwrap_or_default();
+    let mut parts = Vec::new();
+    for (index, item) in items.try_iter()?.enumerate() {
+        let part = item.as_str().map(str::to_owned);
+        let wrong = || refused(format!("join: item {index} is {}, not a text", item.kind()));
+        parts.push(part.ok_or_else(wrong)?);
+    }
+    Ok(Value::from(parts.join(text)))
+}
+
+/// Whether a text passes the test that this method is.
+pub(super) fn is(text: &str, name: &str) -> bool {
+    tested(text, name).unwrap_or(false)
+}
+
+/// Tests of all characters of a string.
+fn tested(text: &str, name: &str) -> Option<bool> {
+    let all = |belongs: &dyn Fn(char) -> bool| !text.is_empty() && text.chars().all(belongs);
+    let is_numeric = |c: char| DIGIT.contains(c) || is_numeric(c);
+    Some(match name {
+        "isalpha" => all(&|c| LETTER.contains(c)),
+        "isdecimal" => all(&|c| DECIMAL.contains(c)),
+        "isdigit" => all(&|c| DIGIT.contains(c)),
+        "isnumeric" => all(&is_numeric),
+        "isalnum" => all(&|c| LETTER.contains(c) || is_numeric(c)),
+        "isspace" => all(&is_space),
+        "isascii" => text.is_ascii(),
+        "isprintable" => text.chars().all(|c| !UNPRINTABLE.contains(c)),
+        "isupper" => text.chars().any(char::is_uppercase) && !text.chars().any(is_not_upper),
+        "islower" => text.chars().any(char::is_lowercase) && !text.chars().any(is_not_lower),
+        "istitle" => case::is_title(text),
+        "isidentifier" => {
+            text.starts_with(|c| NAME_START.contains(c))
+                && text.chars().skip(1).all(|c| NAME.contains(c))
+        }
+        _ => return None,
+    })
+}
+
+/// Lower case, or the form of letters at the beginning of a title.
+fn is_not_upper(c: char) -> bool {
+    CASED.contains(c) && !c.is_uppercase()
+}
+
+fn is_not_lower(c: char) -> bool {
+    CASED.contains(c) && !c.is_lowercase()
+}
