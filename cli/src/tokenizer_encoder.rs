@@ -7,7 +7,8 @@ use zbelastic_data::encode::{
     BytesEncoder, EncodeDocuments, EncodeError, EncodedDocument, TokenizerHash,
 };
 use zbelastic_tokenizer::{
-    ChatError, Conversation, FolderError, SpecialTokens, TemplateOptions, Tokenizer, TokenizerFiles,
+    ChatError, Conversation, FolderError, SpecialTokens, TemplateDate, TemplateOptions, Tokenizer,
+    TokenizerFiles,
 };
 
 /// What `--tokenizer` says for the built-in tokenizer.
@@ -21,13 +22,15 @@ pub struct TokenizerEncoder {
     /// The beginning-of-text token, if the tokenizer puts one in front of a text. What it puts
     /// behind is left to the store, which ends every text with the end-of-text token.
     beginning: Option<u32>,
+    /// The day and time that a chat template may write.
+    date: Option<TemplateDate>,
 }
 
 impl TokenizerEncoder {
     /// The built-in tokenizer, with the ids and the hash of [`BytesEncoder`].
     pub fn bytes() -> Self {
         let hash = BytesEncoder.tokenizer_hash();
-        Self { tokenizer: Tokenizer::bytes(), hash, beginning: None }
+        Self { tokenizer: Tokenizer::bytes(), hash, beginning: None, date: None }
     }
 
     /// The tokenizer of a model's folder, of a `tokenizer.json`, or for `bytes` the built-in one.
@@ -54,7 +57,13 @@ impl TokenizerEncoder {
         // An empty text has those tokens alone that are put around every text.
         let around = tokenizer.encode("", SpecialTokens::Include).unwrap_or_default();
         let beginning = around.first().copied().filter(|first| tokenizer.bos_id() == Some(*first));
-        Ok((Self { tokenizer, hash, beginning }, Some(files)))
+        Ok((Self { tokenizer, hash, beginning, date: None }, Some(files)))
+    }
+
+    /// The same with the day and time that a chat template may write.
+    #[must_use]
+    pub fn with_date(self, date: Option<TemplateDate>) -> Self {
+        Self { date, ..self }
     }
 
     /// The tokenizer itself.
@@ -90,13 +99,15 @@ impl TokenizerEncoder {
         let conversation = Conversation::from_json_field(&chat.record, &chat.messages_field);
         let conversation =
             conversation.map_err(|error| EncodeError::Render { reason: error.to_string() })?;
-        let tokens = self.tokenizer.encode_chat(&conversation, &TemplateOptions::default());
+        let options = TemplateOptions { date: self.date, ..TemplateOptions::default() };
+        let tokens = self.tokenizer.encode_chat(&conversation, &options);
         let tokens = tokens.map_err(|error| match error {
             ChatError::NoTemplate => EncodeError::NoChatTemplate,
             ChatError::Encode(error) => EncodeError::Tokenize { reason: error.to_string() },
             ChatError::Malformed { .. }
             | ChatError::Refused { .. }
             | ChatError::Failed { .. }
+            | ChatError::NoDate
             | ChatError::NoAnswer { .. }
             | ChatError::Noncharacter => EncodeError::Render { reason: error.to_string() },
         })?;
@@ -107,6 +118,10 @@ impl TokenizerEncoder {
 impl EncodeDocuments for TokenizerEncoder {
     fn tokenizer_hash(&self) -> TokenizerHash {
         self.hash
+    }
+
+    fn settings(&self) -> Option<String> {
+        self.date.map(|date| date.to_string())
     }
 
     fn vocabulary(&self) -> u32 {

@@ -41,6 +41,11 @@ pub trait EncodeDocuments: Sync {
     /// The name of this encoder by content.
     fn tokenizer_hash(&self) -> TokenizerHash;
 
+    /// What determines ids beside the tokenizer, such as the day that a chat template writes.
+    fn settings(&self) -> Option<String> {
+        None
+    }
+
     /// Number of token ids, all of which are below it.
     fn vocabulary(&self) -> u32;
 

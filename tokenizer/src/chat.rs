@@ -2,12 +2,14 @@
 //! that the assistant writes.
 
 mod conversation;
+mod date;
 mod mask;
 mod python;
 mod template;
 
 pub use conversation::{Conversation, ConversationError, Role};
-pub use template::{ChatError, TemplateDate, TemplateOptions};
+pub use date::{DateError, TemplateDate};
+pub use template::{ChatError, TemplateOptions};
 
 pub(crate) use template::ChatTemplate;
 

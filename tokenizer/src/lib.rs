@@ -28,7 +28,8 @@ pub mod train;
 pub use backend::DecodeError;
 pub use byte_level::SplitPattern;
 pub use chat::{
-    ChatError, ChatTokens, Conversation, ConversationError, Role, TemplateDate, TemplateOptions,
+    ChatError, ChatTokens, Conversation, ConversationError, DateError, Role, TemplateDate,
+    TemplateOptions,
 };
 pub use decode_stream::DecodeStream;
 pub use encode::{EncodeDocumentsError, EncodeError, Encoding, SpecialTokens};

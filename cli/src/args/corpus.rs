@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use zbelastic_data::prepare::{SHARD_TOKENS, SHARD_TOKENS_MAX};
 use zbelastic_data::show::SAMPLES_MAX;
+use zbelastic_tokenizer::TemplateDate;
 
 use super::{THREADS_MAX, WINDOW_MAX};
 
@@ -112,6 +113,9 @@ pub struct DataPrepareArgs {
     /// command.
     #[arg(long)]
     pub skip_bad: bool,
+    /// The day, or the time with it (2026-11-29T08:30:00), that chat templates write which ask for it.
+    #[arg(long, value_name = "DAY")]
+    pub date: Option<TemplateDate>,
     /// Threads that encode [default: this machine's cores].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=THREADS_MAX))]
     pub threads: Option<u32>,

@@ -114,3 +114,19 @@ fn the_hash_does_not_depend_on_a_temperature() {
     assert_eq!(hash(r#"{"eos_token_id": 0, "temperature": 0.6}"#), plain);
     assert_ne!(hash(r#"{"eos_token_id": [0, 1]}"#), plain);
 }
+
+#[test]
+fn a_template_that_writes_the_day_has_the_one_that_is_given() {
+    let folder = tempfile::tempdir().expect("a folder");
+    write_tokenizer(folder.path());
+    let template = format!("{{{{ strftime_now('%d %B %Y') }}}}{TEMPLATE}");
+    fs::write(folder.path().join("chat_template.jinja"), template).expect("writable");
+    let encoder = || TokenizerEncoder::open(folder.path()).expect("a tokenizer");
+    let refused = encoder().encode(&chat("messages")).map_err(|error| error.to_string());
+    assert!(refused.is_err_and(|error| error.contains("data prepare --date")));
+    let dated = encoder().with_date("2026-11-29".parse().ok());
+    let encoded = dated.encode(&chat("messages")).expect("it has a day");
+    assert!(dated.decode(&encoded.ids).contains("29 November 2026"));
+    assert_eq!((encoder().settings(), dated.settings().is_some()), (None, true));
+    assert_eq!(encoder().tokenizer_hash(), dated.tokenizer_hash());
+}

@@ -46,6 +46,8 @@ pub(super) struct FinishedShard {
 struct RequestContent<'a> {
     format: u32,
     tokenizer: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    settings: Option<String>,
     vocabulary: u32,
     end_of_text: Option<u32>,
     field: Option<&'a str>,
@@ -66,6 +68,7 @@ pub(super) fn request_hash(
     checked_json::checksum(&RequestContent {
         format: FORMAT_VERSION,
         tokenizer: encoder.tokenizer_hash().0.to_hex().to_string(),
+        settings: encoder.settings(),
         vocabulary: encoder.vocabulary(),
         end_of_text: encoder.end_of_text(),
         field: request.options.field.as_deref(),

@@ -9,6 +9,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, Error, ErrorKind, Value};
 
 use super::Conversation;
+use super::date::TemplateDate;
 use super::python;
 use crate::EncodeError;
 
@@ -18,28 +19,13 @@ const FUEL: u64 = 50_000_000;
 /// template can write gigabytes.
 const RENDERED_BYTES_MAX: usize = 64 << 20;
 const NAME: &str = "chat_template";
+/// The function that transformers gives to templates for the day.
+const STRFTIME_NOW: &str = "strftime_now";
 /// Characters that never stand in a text (Unicode's noncharacters); they mark where the content of
 /// a `{% generation %}` begins and ends while the text is rendered.
 const GENERATION_BEGINS: char = '\u{fdd0}';
 const GENERATION_ENDS: char = '\u{fdd1}';
 const GENERATION_FILTER: &str = "zbelastic_generation";
-
-/// The day and time that a template sees.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TemplateDate {
-    /// Year of our calendar.
-    pub year: u16,
-    /// 1 to 12.
-    pub month: u8,
-    /// 1 to 31.
-    pub day: u8,
-    /// 0 to 23.
-    pub hour: u8,
-    /// 0 to 59.
-    pub minute: u8,
-    /// 0 to 59.
-    pub second: u8,
-}
 
 /// How a template is rendered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -86,6 +72,12 @@ pub enum ChatError {
         /// What is wrong there.
         cause: String,
     },
+    /// The template writes the day, and none was given.
+    #[error(
+        "the chat template writes the day (strftime_now), which is part of the data: give one, as \
+         data prepare --date 2026-11-29 does"
+    )]
+    NoDate,
     /// The part that the assistant writes cannot be found.
     #[error(
         "the chat template writes the messages before the answer in message {message} differently \
@@ -187,7 +179,7 @@ impl ChatTemplate {
         variables.push(("add_generation_prompt", Value::from(options.add_generation_prompt)));
         if let Some(date) = options.date {
             let now = Value::from_function(move |format: &str| date.format(format));
-            variables.push(("strftime_now", now));
+            variables.push((STRFTIME_NOW, now));
         }
         let template = self.environment.get_template(NAME)?;
         let mut written = BoundedBytes(Vec::new());
@@ -215,6 +207,9 @@ impl ChatTemplate {
         let count = (1..=conversation.len()).find(fails).unwrap_or(conversation.len());
         let message = count.saturating_sub(1);
         let cause = describe(&failure);
+        if failure.kind() == ErrorKind::UnknownFunction && cause.starts_with(STRFTIME_NOW) {
+            return ChatError::NoDate;
+        }
         let mut source = failure.source();
         while let Some(found) = source {
             if found.is::<Raised>() {
@@ -350,53 +345,6 @@ fn cut_marks(marked: &str) -> Rendered {
         }
     }
     rendered
-}
-
-const MONTHS: [&str; 12] = [
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
-    "December",
-];
-
-impl TemplateDate {
-    /// `strftime` with the directives that templates use.
-    fn format(&self, format: &str) -> Result<String, Error> {
-        let month = MONTHS.get(usize::from(self.month).wrapping_sub(1)).copied().unwrap_or("?");
-        let mut result = String::new();
-        let mut characters = format.chars();
-        while let Some(c) = characters.next() {
-            if c != '%' {
-                result.push(c);
-                continue;
-            }
-            let directive = characters.next().unwrap_or('%');
-            match directive {
-                'Y' => result += &self.year.to_string(),
-                'm' => result += &format!("{:02}", self.month),
-                'd' => result += &format!("{:02}", self.day),
-                'H' => result += &format!("{:02}", self.hour),
-                'M' => result += &format!("{:02}", self.minute),
-                'S' => result += &format!("{:02}", self.second),
-                'B' => result += month,
-                'b' => result += &month[..month.len().min(3)],
-                '%' => result.push('%'),
-                _ => {
-                    let cause = format!("strftime_now: %{directive} is not supported");
-                    return Err(Error::new(ErrorKind::InvalidOperation, cause));
-                }
-            }
-        }
-        Ok(result)
-    }
 }
 
 #[cfg(test)]

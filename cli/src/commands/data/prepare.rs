@@ -28,6 +28,7 @@ use crate::tokenizer_encoder::TokenizerEncoder;
 pub fn run(args: &DataPrepareArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     let encoder = TokenizerEncoder::open(&args.tokenizer);
     let encoder = encoder.map_err(|error| failure::of_folder(&args.tokenizer, &error))?;
+    let encoder = encoder.with_date(args.date);
     let interrupt = Interrupt::listen(None, "batch")?;
     let began = Instant::now();
     let MadeStore { manifest, files_left_out } = make_store(&request(args), &encoder, &interrupt)?;

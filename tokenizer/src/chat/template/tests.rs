@@ -44,15 +44,16 @@ fn templates_find_what_they_expect_of_python() {
 }
 
 #[test]
-fn a_date_is_formatted_as_in_python() {
-    let date = TemplateDate { year: 2024, month: 7, day: 6, hour: 9, minute: 5, second: 59 };
-    let options = TemplateOptions { date: Some(date), ..TemplateOptions::default() };
+fn a_template_that_writes_the_day_needs_one() {
+    let template = compile("{{ strftime_now('%d %B %Y') }}{{ strftime_now is defined }}");
     let conversation = Conversation::new([]);
-    let render = |source| compile(source).render(&conversation, 0, &options);
-    let rendered = render("{{ strftime_now('%d %b %Y, %B %m %H:%M:%S %%') }}").expect("it renders");
-    assert_eq!(rendered.text, "06 Jul 2024, July 07 09:05:59 %");
-    let failure = render("{{ strftime_now('%j') }}").expect_err("it is not supported");
-    assert_eq!(describe(&failure), "strftime_now: %j is not supported");
+    let date = "2024-07-06".parse().expect("a date");
+    let dated = TemplateOptions { date: Some(date), ..TemplateOptions::default() };
+    let rendered = template.render(&conversation, 0, &dated).expect("it renders");
+    assert_eq!(rendered.text, "06 July 2024True");
+    let options = TemplateOptions::default();
+    let failure = template.render(&conversation, 0, &options).expect_err("it has no date");
+    assert_eq!(template.locate(&conversation, &options, failure), ChatError::NoDate);
 }
 
 #[test]
