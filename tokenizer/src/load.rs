@@ -57,9 +57,10 @@ impl Tokenizer {
     /// # Errors
     /// If a file is malformed or has something in it that is not understood.
     pub fn from_files(files: &TokenizerFiles) -> Result<Self, LoadError> {
-        let mut slow = read_tokenizer_json(&files.tokenizer_json)?;
         let named = NamedTokens::read(files)?;
-        let json = &*add_named(&mut slow, &named, &files.tokenizer_json)?;
+        let (mut slow, json) = read_tokenizer_json(&files.tokenizer_json, named.has_prefix_space)?;
+        slow.set_encode_special_tokens(named.splits_special);
+        let json = &*add_named(&mut slow, &named, &json)?;
         let (prefix, suffix) = added_around(&mut slow)?;
         let special = SpecialTokensMap::read(files, &named, |token| slow.token_to_id(token))?;
         let (prefix, suffix) = match named.around {
@@ -70,6 +71,7 @@ impl Tokenizer {
             None => (prefix, suffix),
         };
         let fast = ByteLevelBpe::new(json, |token| slow.token_to_id(token));
+        let fast = fast.filter(|_| !named.splits_special);
         let highest = slow.get_vocab(true).into_values().max();
         let source = match &files.chat_template {
             Some(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
@@ -91,10 +93,25 @@ impl Tokenizer {
     }
 }
 
-fn read_tokenizer_json(json: &[u8]) -> Result<tokenizers::Tokenizer, LoadError> {
+/// The crate's tokenizer, and the `tokenizer.json` that it is one of: the given one, with the space in front
+/// of texts that is wanted.
+fn read_tokenizer_json(
+    json: &[u8],
+    has_prefix_space: Option<bool>,
+) -> Result<(tokenizers::Tokenizer, Cow<'_, [u8]>), LoadError> {
     let malformed = |cause: &serde_json::Error| LoadError::malformed(TOKENIZER_JSON, cause);
     let outline: Outline = serde_json::from_slice(json).map_err(|cause| malformed(&cause))?;
-    let Outline { model, normalizer, pre_tokenizer, decoder } = outline;
+    let Outline { model, normalizer, mut pre_tokenizer, decoder } = outline;
+    let wanted = has_prefix_space.filter(|_| pre_tokenizer["type"] == "ByteLevel").map(Value::Bool);
+    let prefix_space = pre_tokenizer.get_mut("add_prefix_space").zip(wanted);
+    let changed = prefix_space.filter(|(found, wanted)| *found != wanted);
+    let json = match changed.map(|(found, wanted)| *found = wanted) {
+        Some(()) => {
+            let parts = [("pre_tokenizer", pre_tokenizer.clone())];
+            Cow::Owned(with_parts(json, parts).map_err(|cause| malformed(&cause))?)
+        }
+        None => Cow::Borrowed(json),
+    };
     if let Some(found) = model.kind.filter(|kind| !MODELS.contains(&&kind[..])) {
         return Err(LoadError::UnknownModel { found });
     }
@@ -102,10 +119,10 @@ fn read_tokenizer_json(json: &[u8]) -> Result<tokenizers::Tokenizer, LoadError> 
         [("normalizer", normalizer), ("pre_tokenizer", pre_tokenizer), ("decoder", decoder)];
     let is_translated =
         parts.iter_mut().fold(false, |translated, (_, part)| translate_patterns(part) | translated);
-    let translated = is_translated.then(|| with_parts(json, parts)).transpose();
+    let translated = is_translated.then(|| with_parts(&json, parts)).transpose();
     let translated = translated.map_err(|cause| malformed(&cause))?;
-    let json = translated.as_deref().unwrap_or(json);
-    let mut slow = tokenizers::Tokenizer::from_bytes(json).map_err(|cause| {
+    let read = tokenizers::Tokenizer::from_bytes(translated.as_deref().unwrap_or(&json));
+    let mut slow = read.map_err(|cause| {
         cause.downcast_ref().map(malformed).unwrap_or_else(|| LoadError::Malformed {
             file: TOKENIZER_JSON,
             line: 0,
@@ -116,7 +133,7 @@ fn read_tokenizer_json(json: &[u8]) -> Result<tokenizers::Tokenizer, LoadError> 
     // What a file says about cutting and filling up is meant for one use of it, not for corpora.
     slow.with_padding(None);
     slow.with_truncation(None).expect("no truncation is always allowed");
-    Ok(slow)
+    Ok((slow, json))
 }
 
 /// A `tokenizer.json` with other parts in place of its own.

@@ -28,6 +28,11 @@ pub(crate) struct NamedTokens {
     /// Whether the begin and the end token are put around a text, where the tokenizer's class decides
     /// that and not the post-processor.
     pub(crate) around: Option<[bool; 2]>,
+    /// Whether a space is put in front of a text, where `tokenizer_config.json` decides that: it does so for
+    /// byte-level tokenizers, and where it says nothing there is none.
+    pub(crate) has_prefix_space: Option<bool>,
+    /// Whether special tokens that are written in a text are split as any other text.
+    pub(crate) splits_special: bool,
     pub(crate) chat_template: Option<String>,
     /// The template for conversations with tools, if there is another for these.
     pub(crate) tool_template: Option<String>,
@@ -79,6 +84,8 @@ impl NamedTokens {
             additional: additional.filter_map(content).collect(),
             added: added.map(|(id, token)| (id, token.into())).collect(),
             around: around(&config),
+            has_prefix_space: prefix_space(&config),
+            splits_special: config["split_special_tokens"].as_bool().unwrap_or(false),
             chat_template: templates
                 .as_str()
                 .map(str::to_owned)
@@ -156,6 +163,13 @@ fn around(config: &Value) -> Option<[bool; 2]> {
     let flag = |key: &str, default| config[key].as_bool().unwrap_or(default);
     let flags = [flag("add_bos_token", true), flag("add_eos_token", false)];
     CLASSES_AROUND.contains(&class).then_some(flags)
+}
+
+/// The classes of Llama decide on a space by other means, unless one is asked for.
+fn prefix_space(config: &Value) -> Option<bool> {
+    let is_said = config["add_prefix_space"].as_bool();
+    let is_decided = config.is_object() && around(config).is_none();
+    is_said.or(is_decided.then_some(false))
 }
 
 /// Of several templates the one with this name.

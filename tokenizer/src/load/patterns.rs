@@ -142,17 +142,20 @@ fn counted_len(rest: &str) -> Option<usize> {
     is_count.then_some(end + 1)
 }
 
-/// A class whose named parts are Unicode's.
+/// A class whose named parts, and those that are not in one, are Unicode's.
 fn class(part: &str) -> String {
     const NAMES: [(&str, &str); 6] = [
-        ("[:alpha:]", r"\p{Alphabetic}"),
-        ("[:alnum:]", r"\p{Alphabetic}\p{Nd}"),
-        ("[:digit:]", r"\p{Nd}"),
-        ("[:lower:]", r"\p{Lowercase}"),
-        ("[:space:]", r"\s"),
-        ("[:upper:]", r"\p{Uppercase}"),
+        ("alpha", r"\p{Alphabetic}"),
+        ("alnum", r"\p{Alphabetic}\p{Nd}"),
+        ("digit", r"\p{Nd}"),
+        ("lower", r"\p{Lowercase}"),
+        ("space", r"\s"),
+        ("upper", r"\p{Uppercase}"),
     ];
-    NAMES.iter().fold(part.to_owned(), |class, (name, unicode)| class.replace(name, unicode))
+    NAMES.iter().fold(part.to_owned(), |class, (name, unicode)| {
+        let class = class.replace(&format!("[:{name}:]"), unicode);
+        class.replace(&format!("[:^{name}:]"), &format!("[^{unicode}]"))
+    })
 }
 
 #[cfg(test)]
@@ -177,7 +180,8 @@ mod tests {
             (r"\s++$|^a", r"\s++(?m:$)|(?m:^)a"),
             (r"a\Z", r"a(?=\n?\z)"),
             (r"(?m).|(?im:.)", r"(?s).|(?is:.)"),
-            (r"[[:alpha:]_]+[[:^digit:]]", r"[\p{Alphabetic}_]+[[:^digit:]]"),
+            (r"[[:alpha:]_]+[[:^digit:]x]", r"[\p{Alphabetic}_]+[[^\p{Nd}]x]"),
+            (r"[^[:^alnum:]]", r"[^[^\p{Alphabetic}\p{Nd}]]"),
         ];
         for (pattern, expected) in others {
             assert_eq!(translate(pattern), expected);

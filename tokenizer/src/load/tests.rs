@@ -174,3 +174,31 @@ fn the_class_of_llama_decides_what_stands_around_a_text() {
     check("LlamaTokenizer", r#", "add_bos_token": false, "add_eos_token": true"#, &[0, 3]);
     check("GemmaTokenizerFast", r#", "add_eos_token": true"#, &[2, 0, 3]);
 }
+
+#[test]
+fn the_configuration_decides_on_a_space_in_front_and_on_special_tokens_in_a_text() {
+    let encode = |has_space: bool, config: Option<&str>, text: &str| {
+        let byte_level = format!(
+            r#"{{"type": "ByteLevel", "add_prefix_space": {has_space}, "trim_offsets": true}}"#
+        );
+        let json = WORDS.replace("POST", "null").replace(r#"{"type": "Whitespace"}"#, &byte_level);
+        let mut named = files(&json.replace(r#""b": 1"#, "\"\u{120}a\": 1"));
+        named.tokenizer_config = config.map(|config| config.as_bytes().to_vec());
+        let tokenizer = Tokenizer::from_files(&named).expect("the files are whole");
+        tokenizer.encode(text, SpecialTokens::Exclude).ok()
+    };
+    let rows = [
+        (true, None, 1),
+        (false, None, 0),
+        (true, Some("{}"), 0),
+        (false, Some(r#"{"add_prefix_space": true}"#), 1),
+        (true, Some(r#"{"add_prefix_space": true, "tokenizer_class": "LlamaTokenizer"}"#), 1),
+        (true, Some(r#"{"tokenizer_class": "LlamaTokenizer"}"#), 1),
+    ];
+    for (has_space, config, expected) in rows {
+        assert_eq!(encode(has_space, config, "a"), Some(vec![expected]), "{config:?}");
+    }
+    assert_eq!(encode(false, Some(r#"{"split_special_tokens": false}"#), "<s>"), Some(vec![2]));
+    // Its parts are no words of the vocabulary.
+    assert_eq!(encode(false, Some(r#"{"split_special_tokens": true}"#), "<s>"), None);
+}
