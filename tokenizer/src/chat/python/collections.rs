@@ -1,11 +1,13 @@
 //! Python's lists and dicts with their methods. Those that change one are refused: templates may not.
 
+use std::fmt;
 use std::sync::Arc;
 
 use minijinja::value::{DynObject, Enumerator, Object, ObjectRepr, Tuple, ValueKind};
 use minijinja::{Error, State, Value};
 
 use super::arguments::{Arguments, refused};
+use super::repr::repr;
 
 /// The keys, values or pairs of a dict.
 #[derive(Debug)]
@@ -52,6 +54,11 @@ impl Object for Dict {
 
     fn enumerator_len(self: &Arc<Self>) -> Option<usize> {
         self.0.enumerator_len()
+    }
+
+    /// Beside `~` a value is written by its object.
+    fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&repr(&Value::from_dyn_object(Arc::clone(self))))
     }
 }
 

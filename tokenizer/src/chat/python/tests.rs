@@ -19,6 +19,7 @@ fn refuse(source: &str, expected: &str) {
 #[test]
 fn values_are_written_as_in_python() {
     let rows = [
+        ("{{ v ~ '' == v|string }}{{ [v] ~ '' == [v]|string }}", "TrueTrue"),
         ("{{ v.l }}", r#"[3, "x\xa0\u200b'", None, 1e+20]"#),
         ("{{ v.d }}{{ v.d.a }}{{ (1,) }}{{ () }}", "{'b': 1, 'a': {}}{}(1,)()"),
         (
