@@ -70,6 +70,16 @@ fn what_has_no_tokens_is_refused_with_the_message() {
     assert_eq!(encode(Some(refusing), &conversation()), ChatError::Refused { message: 0, cause });
     let marked = Conversation::new([(Assistant, "a\u{fdd0}")]);
     assert_eq!(encode(Some(MARKED), &marked), ChatError::Noncharacter);
+    let user = r#"{"role": "user", "content": "a"}"#;
+    for line in [
+        r#"{"messages": [{"role": "user", "content": "a\ufdd1"}]}"#.to_owned(),
+        r#"{"messages": [{"role": "user", "content": [{"text": "\ufdd0"}]}]}"#.to_owned(),
+        r#"{"messages": [{"role": "user", "content": "a", "\ufdd0": 1}]}"#.to_owned(),
+        format!(r#"{{"messages": [{user}], "tools": [{{"name": "\ufdd1"}}]}}"#),
+    ] {
+        let read = Conversation::from_json(&line).expect("a conversation");
+        assert_eq!(encode(Some(MARKED), &read), ChatError::Noncharacter, "{line}");
+    }
 }
 
 #[test]

@@ -245,8 +245,18 @@ impl Conversation {
         self.tools.as_ref()
     }
 
-    /// Whether a character is in any message.
+    /// Whether a character is in any text of the messages or the tools, of their keys too.
     pub(super) fn contains(&self, c: char) -> bool {
-        self.messages.iter().any(|message| message.to_string().contains(c))
+        self.messages.iter().chain(&self.tools).any(|value| has_char(value, c))
     }
+}
+
+/// Whether a character is in a text of a value. What the value is printed as has escapes in its place.
+fn has_char(value: &Value, c: char) -> bool {
+    if let Some(text) = value.as_str() {
+        return text.contains(c);
+    }
+    let pairs = value.as_object().and_then(|object| object.try_iter_pairs());
+    let has = |(key, value): (Value, Value)| has_char(&key, c) || has_char(&value, c);
+    pairs.into_iter().flatten().any(has)
 }

@@ -88,8 +88,10 @@ pub enum ChatError {
         /// Index of the answer.
         message: usize,
     },
-    /// A message has a character that marks answers.
-    #[error("a message holds U+FDD0 or U+FDD1, which no text may: remove them from the data")]
+    /// A message, or a tool, has a character that marks answers.
+    #[error(
+        "the conversation holds U+FDD0 or U+FDD1, which no text may: remove them from the data"
+    )]
     Noncharacter,
     /// The text has no ids.
     #[error(transparent)]
@@ -220,7 +222,7 @@ impl ChatTemplate {
         ChatError::Failed { message, line: failure.line().unwrap_or_default(), cause }
     }
 
-    /// Whether the messages hold a character that marks answers.
+    /// Refuses a conversation with a character that marks answers.
     pub(super) fn check_marks(&self, conversation: &Conversation) -> Result<(), ChatError> {
         let marks = [GENERATION_BEGINS, GENERATION_ENDS];
         let is_wrong = self.has_generation && marks.iter().any(|mark| conversation.contains(*mark));
