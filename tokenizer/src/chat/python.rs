@@ -2,6 +2,7 @@
 //! methods of strings, lists and dicts, filters and tests, and JSON as `json.dumps` writes it.
 
 mod arguments;
+mod bounded;
 mod characters;
 mod collections;
 mod filters;
@@ -31,8 +32,10 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
     environment.add_test("sequence", is_sequence);
     environment.add_test("iterable", is_iterable);
     environment.add_test("callable", is_callable);
-    environment.add_test("lower", |value: &Value| text::is(&repr::text_of(value), "islower"));
-    environment.add_test("upper", |value: &Value| text::is(&repr::text_of(value), "isupper"));
+    let is_lower = |state: &State<'_, '_>, value: &Value| is_cased(state, value, "islower");
+    environment.add_test("lower", is_lower);
+    let is_upper = |state: &State<'_, '_>, value: &Value| is_cased(state, value, "isupper");
+    environment.add_test("upper", is_upper);
 }
 
 /// Methods of Python's strings, lists and dicts.
@@ -56,6 +59,11 @@ fn method(
         }
         None => Err(Error::from(ErrorKind::UnknownMethod)),
     }
+}
+
+/// The tests `lower` and `upper`.
+fn is_cased(state: &State<'_, '_>, value: &Value, method: &str) -> Result<bool, Error> {
+    Ok(text::is(&repr::text_of(state, value)?, method))
 }
 
 /// The test `sequence`: what has a length and items, as texts and dicts have.

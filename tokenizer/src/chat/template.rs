@@ -17,7 +17,7 @@ use crate::EncodeError;
 const FUEL: u64 = 50_000_000;
 /// Most bytes of a rendered conversation: four times the longest line of chat data. Within its fuel a
 /// template can write gigabytes.
-const RENDERED_BYTES_MAX: usize = 64 << 20;
+pub(super) const RENDERED_BYTES_MAX: usize = 64 << 20;
 const NAME: &str = "chat_template";
 /// The function that transformers gives to templates for the day.
 const STRFTIME_NOW: &str = "strftime_now";

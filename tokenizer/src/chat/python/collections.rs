@@ -7,7 +7,8 @@ use minijinja::value::{DynObject, Enumerator, Object, ObjectRepr, Tuple, ValueKi
 use minijinja::{Error, State, Value};
 
 use super::arguments::{Arguments, refused};
-use super::repr::repr;
+use super::bounded::Bounded;
+use super::repr::write;
 
 /// The keys, values or pairs of a dict.
 #[derive(Debug)]
@@ -56,9 +57,13 @@ impl Object for Dict {
         self.0.enumerator_len()
     }
 
-    /// Beside `~` a value is written by its object.
+    /// Beside `~` a value is written by its object, which may not fail there. What a line of data holds is
+    /// neither long nor deep.
     fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&repr(&Value::from_dyn_object(Arc::clone(self))))
+        let mut text = Bounded::up_to(usize::MAX);
+        let written = write(&mut text, &Value::from_dyn_object(Arc::clone(self)), 0);
+        written.map_err(|_| fmt::Error)?;
+        f.write_str(&text.into_text())
     }
 }
 

@@ -4,8 +4,9 @@ use minijinja::value::{Kwargs, Rest, StringInput, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, State, Value, filters};
 
 use super::arguments::{Arguments, refused};
+use super::bounded::{Bounded, charge};
 use super::characters::{LETTER, is_numeric};
-use super::repr::text_of;
+use super::repr::{text_of, write_text_of};
 use super::{json, numbers, text};
 
 /// Filters of minijinja that Jinja does not have.
@@ -80,32 +81,32 @@ fn by_name(name: &str, names: [&str; 3], arguments: &[Value]) -> Result<Kwargs, 
     Ok(named.into_iter().flatten().collect())
 }
 
-fn trimmed(_: &mut State<'_, '_>, value: &Value, arguments: &[Value]) -> Result<Value, Error> {
+fn trimmed(state: &mut State<'_, '_>, value: &Value, arguments: &[Value]) -> Result<Value, Error> {
     let arguments = Arguments::of("trim", arguments, 1)?;
     let characters = arguments.text(0, "chars")?;
     arguments.finish()?;
-    Ok(Value::from(text::strip(&text_of(value), characters.as_deref(), "strip")))
+    Ok(Value::from(text::strip(&text_of(state, value)?, characters.as_deref(), "strip")))
 }
 
-fn as_text(_: &mut State<'_, '_>, value: &Value, arguments: &[Value]) -> Result<Value, Error> {
+fn as_text(state: &mut State<'_, '_>, value: &Value, arguments: &[Value]) -> Result<Value, Error> {
     Arguments::of("string", arguments, 0)?.finish()?;
     // A text that is safe stays so.
-    Ok(if value.as_str().is_some() { value.clone() } else { Value::from(text_of(value)) })
+    Ok(if value.as_str().is_some() { value.clone() } else { Value::from(text_of(state, value)?) })
 }
 
-fn safe(_: &mut State<'_, '_>, value: &Value, arguments: &[Value]) -> Result<Value, Error> {
+fn safe(state: &mut State<'_, '_>, value: &Value, arguments: &[Value]) -> Result<Value, Error> {
     Arguments::of("safe", arguments, 0)?.finish()?;
-    Ok(Value::from_safe_string(text_of(value).into_owned()))
+    Ok(Value::from_safe_string(text_of(state, value)?.into_owned()))
 }
 
-fn upper(_: &mut State<'_, '_>, value: &Value, arguments: &[Value]) -> Result<Value, Error> {
+fn upper(state: &mut State<'_, '_>, value: &Value, arguments: &[Value]) -> Result<Value, Error> {
     Arguments::of("upper", arguments, 0)?.finish()?;
-    Ok(Value::from(text_of(value).to_uppercase()))
+    Ok(Value::from(text_of(state, value)?.to_uppercase()))
 }
 
-fn lower(_: &mut State<'_, '_>, value: &Value, arguments: &[Value]) -> Result<Value, Error> {
+fn lower(state: &mut State<'_, '_>, value: &Value, arguments: &[Value]) -> Result<Value, Error> {
     Arguments::of("lower", arguments, 0)?.finish()?;
-    Ok(Value::from(text_of(value).to_lowercase()))
+    Ok(Value::from(text_of(state, value)?.to_lowercase()))
 }
 
 fn capitalized(
@@ -114,32 +115,32 @@ fn capitalized(
     arguments: &[Value],
 ) -> Result<Value, Error> {
     Arguments::of("capitalize", arguments, 0)?.finish()?;
-    Ok(filters::capitalize(StringInput::new(state, &Value::from(text_of(value)))?))
+    Ok(filters::capitalize(StringInput::new(state, &Value::from(text_of(state, value)?))?))
 }
 
-fn titled(_: &mut State<'_, '_>, value: &Value, arguments: &[Value]) -> Result<Value, Error> {
+fn titled(state: &mut State<'_, '_>, value: &Value, arguments: &[Value]) -> Result<Value, Error> {
     Arguments::of("title", arguments, 0)?.finish()?;
-    Ok(Value::from(filters::title(text_of(value))))
+    Ok(Value::from(filters::title(text_of(state, value)?)))
 }
 
-fn replaced(_: &mut State<'_, '_>, value: &Value, arguments: &[Value]) -> Result<Value, Error> {
+fn replaced(state: &mut State<'_, '_>, value: &Value, arguments: &[Value]) -> Result<Value, Error> {
     let arguments = Arguments::of("replace", arguments, 3)?;
     let part = |position, name| {
         let part = arguments.value(position, name)?;
         let missing = || refused(format!("replace needs the argument {name}"));
-        Ok::<_, Error>(text_of(&part.ok_or_else(missing)?).into_owned())
+        Ok::<_, Error>(text_of(state, &part.ok_or_else(missing)?)?.into_owned())
     };
     let (old, new) = (part(0, "old")?, part(1, "new")?);
     let count = arguments.integer(2, "count")?;
     arguments.finish()?;
-    Ok(Value::from(text::replace(&text_of(value), &old, &new, count)?))
+    Ok(Value::from(text::replace(state, &text_of(state, value)?, &old, &new, count)?))
 }
 
-fn centered(_: &mut State<'_, '_>, value: &Value, arguments: &[Value]) -> Result<Value, Error> {
+fn centered(state: &mut State<'_, '_>, value: &Value, arguments: &[Value]) -> Result<Value, Error> {
     let arguments = Arguments::of("center", arguments, 1)?;
     let width = arguments.integer(0, "width")?.unwrap_or(80);
     arguments.finish()?;
-    Ok(Value::from(text::fill(&text_of(value), "center", width, ' ')?))
+    Ok(Value::from(text::fill(state, &text_of(state, value)?, "center", width, ' ')?))
 }
 
 fn or_default(_: &mut State<'_, '_>, value: &Value, arguments: &[Value]) -> Result<Value, Error> {
@@ -177,11 +178,14 @@ fn joined(state: &mut State<'_, '_>, value: &Value, arguments: &[Value]) -> Resu
     if items.is_none() {
         return Err(refused("join: none has no items"));
     }
-    let texts: Vec<_> = items.try_iter()?.map(|item| text_of(&item).into_owned()).collect();
-    let between = text_of(&between);
-    let length = texts.len().saturating_mul(between.len());
-    state.consume_fuel(u64::try_from(length / 64).unwrap_or(u64::MAX))?;
-    Ok(Value::from(texts.join(&between)))
+    let between = text_of(state, &between)?;
+    charge(state, items.len().unwrap_or(0))?;
+    let mut written = Bounded::new();
+    for (index, item) in items.try_iter()?.enumerate() {
+        written.push_str(if index == 0 { "" } else { &between })?;
+        write_text_of(&mut written, &item)?;
+    }
+    written.finish(state).map(Value::from)
 }
 
 /// A text with spaces, or another text, in front of its lines.
@@ -192,24 +196,25 @@ fn indented(state: &mut State<'_, '_>, value: &Value, arguments: &[Value]) -> Re
     let is_blank = arguments.flag(2, "blank")?;
     let indent = match width.as_str() {
         Some(indent) => indent.to_owned(),
-        None => text::fill("", "indent", arguments.integer(0, "width")?.unwrap_or(4), ' ')?,
+        None => text::spaces(state, arguments.integer(0, "width")?.unwrap_or(4))?,
     };
     arguments.finish()?;
-    let text = text_of(value).into_owned() + "\n";
-    let lines = text::lines(&text);
-    let length = lines.len().saturating_mul(indent.len());
-    state.consume_fuel(u64::try_from(length / 64).unwrap_or(u64::MAX))?;
-    let mut written = String::with_capacity(text.len() + length);
-    for (index, line) in lines.into_iter().enumerate() {
-        written.push_str(if index == 0 { "" } else { "\n" });
+    let text = text_of(state, value)?.into_owned() + "\n";
+    let mut written = Bounded::new();
+    for (index, line) in text::lines(&text).enumerate() {
+        written.push_str(if index == 0 { "" } else { "\n" })?;
         let is_indented = if index == 0 { is_first } else { is_blank || !line.is_empty() };
-        written.push_str(if is_indented { &indent } else { "" });
-        written.push_str(line);
+        written.push_str(if is_indented { &indent } else { "" })?;
+        written.push_str(line)?;
     }
-    Ok(Value::from(written))
+    written.finish(state).map(Value::from)
 }
 
-fn truncated(_: &mut State<'_, '_>, value: &Value, arguments: &[Value]) -> Result<Value, Error> {
+fn truncated(
+    state: &mut State<'_, '_>,
+    value: &Value,
+    arguments: &[Value],
+) -> Result<Value, Error> {
     let arguments = Arguments::of("truncate", arguments, 4)?;
     let size = |at, name, otherwise: i64| {
         let size = arguments.integer(at, name)?.unwrap_or(otherwise);
@@ -221,7 +226,7 @@ fn truncated(_: &mut State<'_, '_>, value: &Value, arguments: &[Value]) -> Resul
     arguments.finish()?;
     let kept = length.checked_sub(end.chars().count());
     let kept = kept.ok_or_else(|| refused("truncate: the end is longer than the length"))?;
-    let text = text_of(value);
+    let text = text_of(state, value)?;
     if text.chars().count() <= length + leeway {
         return Ok(Value::from(text));
     }
@@ -230,31 +235,36 @@ fn truncated(_: &mut State<'_, '_>, value: &Value, arguments: &[Value]) -> Resul
     Ok(Value::from(if cuts_words { cut } else { whole }.to_owned() + &end))
 }
 
-fn word_count(_: &mut State<'_, '_>, value: &Value, arguments: &[Value]) -> Result<Value, Error> {
+fn word_count(
+    state: &mut State<'_, '_>,
+    value: &Value,
+    arguments: &[Value],
+) -> Result<Value, Error> {
     Arguments::of("wordcount", arguments, 0)?.finish()?;
     let is_of_word = |c: char| c == '_' || LETTER.contains(c) || is_numeric(c);
-    let text = text_of(value);
+    let text = text_of(state, value)?;
     let words = text.split(|c| !is_of_word(c)).filter(|word| !word.is_empty());
     Ok(Value::from(words.count()))
 }
 
 /// As markupsafe escapes. What is safe already stays as it is.
-fn escaped(_: &mut State<'_, '_>, value: &Value, arguments: &[Value]) -> Result<Value, Error> {
+fn escaped(state: &mut State<'_, '_>, value: &Value, arguments: &[Value]) -> Result<Value, Error> {
     Arguments::of("escape", arguments, 0)?.finish()?;
     if value.is_safe() {
         return Ok(value.clone());
     }
-    let text = text_of(value);
-    let mut escaped = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => escaped.push_str("&amp;"),
-            '<' => escaped.push_str("&lt;"),
-            '>' => escaped.push_str("&gt;"),
-            '\'' => escaped.push_str("&#39;"),
-            '"' => escaped.push_str("&#34;"),
-            other => escaped.push(other),
-        }
-    }
-    Ok(Value::from_safe_string(escaped))
+    let escape = |c: char| {
+        let escaped = match c {
+            '&' => "&amp;",
+            '<' => "&lt;",
+            '>' => "&gt;",
+            '\'' => "&#39;",
+            '"' => "&#34;",
+            _ => return None,
+        };
+        Some(escaped.to_owned())
+    };
+    let mut written = Bounded::new();
+    written.push_escaped(&text_of(state, value)?, escape)?;
+    written.finish(state).map(Value::from_safe_string)
 }

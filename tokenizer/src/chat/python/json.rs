@@ -4,8 +4,10 @@ use minijinja::value::ValueKind;
 use minijinja::{Error, State, Value};
 
 use super::arguments::{Arguments, refused};
+use super::bounded::Bounded;
 use super::collections::is_list;
-use super::repr::{float, float_of};
+use super::repr::{check_depth, float, float_of};
+use super::text;
 
 /// How JSON is written.
 struct JsonStyle {
@@ -20,13 +22,13 @@ struct JsonStyle {
 
 impl JsonStyle {
     /// The arguments `ensure_ascii`, `indent`, `separators` and `sort_keys`, in this order.
-    fn of(arguments: &[Value]) -> Result<Self, Error> {
+    fn of(state: &State<'_, '_>, arguments: &[Value]) -> Result<Self, Error> {
         let arguments = Arguments::of("tojson", arguments, 4)?;
         let indent = match arguments.value(1, "indent")? {
             Some(indent) if indent.as_str().is_some() => indent.as_str().map(str::to_owned),
             _ => {
                 let count = arguments.integer(1, "indent")?;
-                count.map(|count| " ".repeat(usize::try_from(count).unwrap_or(0)))
+                count.map(|count| text::spaces(state, count)).transpose()?
             }
         };
         let comma = if indent.is_some() { "," } else { ", " };
@@ -47,14 +49,15 @@ impl JsonStyle {
         Ok(Self { is_ascii, indent, comma, colon, is_sorted })
     }
 
-    fn write(&self, to: &mut String, value: &Value, depth: usize) -> Result<(), Error> {
+    fn write(&self, to: &mut Bounded, value: &Value, depth: usize) -> Result<(), Error> {
+        check_depth(depth)?;
         if let Some(text) = value.as_str() {
-            self.write_text(to, text);
+            self.write_text(to, text)
         } else if let Some(word) = word(value) {
-            to.push_str(&word);
+            to.push_str(&word)
         } else if is_list(value) {
             let items = value.try_iter()?.map(|item| (None, item));
-            self.write_all(to, ["[", "]"], items.collect(), depth)?;
+            self.write_all(to, ["[", "]"], items, depth)
         } else if value.kind() == ValueKind::Map {
             let pairs = value.as_object().and_then(|dict| dict.try_iter_pairs());
             let pairs = pairs.into_iter().flatten();
@@ -62,68 +65,64 @@ impl JsonStyle {
             if self.is_sorted {
                 pairs.sort_by(|a, b| a.0.cmp(&b.0));
             }
-            self.write_all(to, ["{", "}"], pairs, depth)?;
+            self.write_all(to, ["{", "}"], pairs.into_iter(), depth)
         } else {
-            return Err(refused(format!("tojson: {} is no value of JSON", value.kind())));
+            Err(refused(format!("tojson: {} is no value of JSON", value.kind())))
         }
-        Ok(())
     }
 
     /// What is in brackets: values, of an object with their keys.
     fn write_all(
         &self,
-        to: &mut String,
+        to: &mut Bounded,
         [begin, end]: [&str; 2],
-        values: Vec<(Option<Value>, Value)>,
+        values: impl Iterator<Item = (Option<Value>, Value)>,
         depth: usize,
     ) -> Result<(), Error> {
-        let is_empty = values.is_empty();
-        to.push_str(begin);
-        for (index, (key, value)) in values.into_iter().enumerate() {
-            to.push_str(if index == 0 { "" } else { &self.comma });
-            self.break_line(to, depth + 1);
+        let mut is_empty = true;
+        to.push_str(begin)?;
+        for (key, value) in values {
+            to.push_str(if is_empty { "" } else { &self.comma })?;
+            is_empty = false;
+            self.break_line(to, depth + 1)?;
             if let Some(key) = key {
-                self.write_text(to, &key_text(&key)?);
-                to.push_str(&self.colon);
+                self.write_text(to, &key_text(&key)?)?;
+                to.push_str(&self.colon)?;
             }
             self.write(to, &value, depth + 1)?;
         }
         if !is_empty {
-            self.break_line(to, depth);
+            self.break_line(to, depth)?;
         }
-        to.push_str(end);
-        Ok(())
+        to.push_str(end)
     }
 
-    fn break_line(&self, to: &mut String, depth: usize) {
-        if let Some(indent) = &self.indent {
-            to.push('\n');
-            (0..depth).for_each(|_| to.push_str(indent));
-        }
+    fn break_line(&self, to: &mut Bounded, depth: usize) -> Result<(), Error> {
+        let Some(indent) = &self.indent else { return Ok(()) };
+        to.push('\n')?;
+        to.repeat(indent, depth)
     }
 
-    fn write_text(&self, to: &mut String, text: &str) {
-        to.push('"');
-        for c in text.chars() {
-            match c {
-                '"' => to.push_str("\\\""),
-                '\\' => to.push_str("\\\\"),
-                '\n' => to.push_str("\\n"),
-                '\r' => to.push_str("\\r"),
-                '\t' => to.push_str("\\t"),
-                '\u{8}' => to.push_str("\\b"),
-                '\u{c}' => to.push_str("\\f"),
-                ' '..='~' => to.push(c),
-                '\u{7f}'.. if !self.is_ascii => to.push(c),
-                other => {
-                    let mut units = [0; 2];
-                    for unit in other.encode_utf16(&mut units) {
-                        to.push_str(&format!("\\u{unit:04x}"));
-                    }
-                }
+    fn write_text(&self, to: &mut Bounded, text: &str) -> Result<(), Error> {
+        let escape = |c: char| match c {
+            '"' => Some("\\\"".to_owned()),
+            '\\' => Some("\\\\".to_owned()),
+            '\n' => Some("\\n".to_owned()),
+            '\r' => Some("\\r".to_owned()),
+            '\t' => Some("\\t".to_owned()),
+            '\u{8}' => Some("\\b".to_owned()),
+            '\u{c}' => Some("\\f".to_owned()),
+            ' '..='~' => None,
+            '\u{7f}'.. if !self.is_ascii => None,
+            other => {
+                let mut units = [0; 2];
+                let units = other.encode_utf16(&mut units).iter();
+                Some(units.map(|unit| format!("\\u{unit:04x}")).collect())
             }
-        }
-        to.push('"');
+        };
+        to.push('"')?;
+        to.push_escaped(text, escape)?;
+        to.push('"')
     }
 }
 
@@ -162,11 +161,11 @@ fn key_text(key: &Value) -> Result<String, Error> {
 
 /// The filter `tojson`.
 pub(super) fn to_json(
-    _: &mut State<'_, '_>,
+    state: &mut State<'_, '_>,
     value: &Value,
     arguments: &[Value],
 ) -> Result<Value, Error> {
-    let mut written = String::new();
-    JsonStyle::of(arguments)?.write(&mut written, value, 0)?;
-    Ok(Value::from(written))
+    let mut written = Bounded::new();
+    JsonStyle::of(state, arguments)?.write(&mut written, value, 0)?;
+    written.finish(state).map(Value::from)
 }

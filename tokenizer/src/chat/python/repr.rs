@@ -5,8 +5,14 @@ use std::borrow::Cow;
 use minijinja::value::ValueKind;
 use minijinja::{Error, Output, State, Value};
 
+use super::arguments::refused;
+use super::bounded::Bounded;
 use super::characters::UNPRINTABLE;
 use super::collections::{DictView, is_list};
+
+/// Most values that one may lie in to be written: more than JSON is read with, fewer than a thread's stack has
+/// room for.
+const DEPTH_MAX: usize = 256;
 
 /// A float as Python's `repr` writes it: the shortest digits that are read as the same, with an exponent
 /// below 1e-4 and from 1e16 on.
@@ -34,98 +40,110 @@ pub(super) fn float_of(value: &Value) -> Option<f64> {
 }
 
 /// `str(value)`. What is undefined has no text.
-pub(super) fn text_of(value: &Value) -> Cow<'_, str> {
+pub(super) fn text_of<'v>(state: &State<'_, '_>, value: &'v Value) -> Result<Cow<'v, str>, Error> {
+    if let Some(text) = value.as_str() {
+        return Ok(Cow::Borrowed(text));
+    }
+    let mut to = Bounded::new();
+    write_text_of(&mut to, value)?;
+    to.finish(state).map(Cow::Owned)
+}
+
+/// Writes `str(value)`.
+pub(super) fn write_text_of(to: &mut Bounded, value: &Value) -> Result<(), Error> {
     match value.as_str() {
-        Some(text) => Cow::Borrowed(text),
-        None if value.is_undefined() => Cow::Borrowed(""),
-        None => Cow::Owned(repr(value)),
+        Some(text) => to.push_str(text),
+        None if value.is_undefined() => Ok(()),
+        None => write(to, value, 0),
     }
 }
 
-/// `repr(value)`.
-pub(super) fn repr(value: &Value) -> String {
-    let mut written = String::new();
-    write(&mut written, value);
-    written
-}
-
-fn write(to: &mut String, value: &Value) {
+/// Writes `repr(value)`, of a value that lies in so many others.
+pub(super) fn write(to: &mut Bounded, value: &Value, depth: usize) -> Result<(), Error> {
+    check_depth(depth)?;
     let view = value.downcast_object_ref::<DictView>();
     if let Some(text) = value.as_str() {
-        write_text(to, text);
+        write_text(to, text)
     } else if let Some(x) = float_of(value) {
-        to.push_str(&float(x));
+        to.push_str(&float(x))
     } else if value.is_undefined() {
-        to.push_str("Undefined");
+        to.push_str("Undefined")
     } else if value.is_tuple() {
         let end = if value.len() == Some(1) { ",)" } else { ")" };
-        write_items(to, "(", value, end);
+        write_items(to, "(", value, end, depth)
     } else if let Some(view) = view {
-        to.push_str(view.name());
-        write_items(to, "([", value, "])");
+        to.push_str(view.name())?;
+        write_items(to, "([", value, "])", depth)
     } else if is_list(value) {
-        write_items(to, "[", value, "]");
+        write_items(to, "[", value, "]", depth)
     } else if value.kind() == ValueKind::Map {
-        write_dict(to, value);
+        write_dict(to, value, depth)
     } else {
         // `True`, `None`, integers, and what has no text of its own.
-        to.push_str(&value.to_string());
+        to.push_str(&value.to_string())
     }
 }
 
-fn write_items(to: &mut String, begin: &str, value: &Value, end: &str) {
-    to.push_str(begin);
+/// Refuses a value that lies in too many others.
+pub(super) fn check_depth(depth: usize) -> Result<(), Error> {
+    let is_wrong = depth > DEPTH_MAX;
+    let refuse = || refused(format!("a value lies in more than {DEPTH_MAX} others"));
+    if is_wrong { Err(refuse()) } else { Ok(()) }
+}
+
+fn write_items(
+    to: &mut Bounded,
+    begin: &str,
+    value: &Value,
+    end: &str,
+    depth: usize,
+) -> Result<(), Error> {
+    to.push_str(begin)?;
     for (index, item) in value.try_iter().into_iter().flatten().enumerate() {
-        to.push_str(if index == 0 { "" } else { ", " });
-        write(to, &item);
+        to.push_str(if index == 0 { "" } else { ", " })?;
+        write(to, &item, depth + 1)?;
     }
-    to.push_str(end);
+    to.push_str(end)
 }
 
-fn write_dict(to: &mut String, value: &Value) {
-    to.push('{');
+fn write_dict(to: &mut Bounded, value: &Value, depth: usize) -> Result<(), Error> {
+    to.push('{')?;
     let pairs = value.as_object().and_then(|dict| dict.try_iter_pairs());
     for (index, (key, value)) in pairs.into_iter().flatten().enumerate() {
-        to.push_str(if index == 0 { "" } else { ", " });
-        write(to, &key);
-        to.push_str(": ");
-        write(to, &value);
+        to.push_str(if index == 0 { "" } else { ", " })?;
+        write(to, &key, depth + 1)?;
+        to.push_str(": ")?;
+        write(to, &value, depth + 1)?;
     }
-    to.push('}');
+    to.push('}')
 }
 
-fn write_text(to: &mut String, text: &str) {
+fn write_text(to: &mut Bounded, text: &str) -> Result<(), Error> {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
-    to.push(quote);
-    for c in text.chars() {
-        let escaped = match c {
-            '\n' => "\\n".to_owned(),
-            '\r' => "\\r".to_owned(),
-            '\t' => "\\t".to_owned(),
-            '\\' => "\\\\".to_owned(),
-            c if c == quote => format!("\\{c}"),
-            c if UNPRINTABLE.contains(c) => match u32::from(c) {
-                code @ ..=0xff => format!("\\x{code:02x}"),
-                code @ ..=0xffff => format!("\\u{code:04x}"),
-                code => format!("\\U{code:08x}"),
-            },
-            c => {
-                to.push(c);
-                continue;
-            }
-        };
-        to.push_str(&escaped);
-    }
-    to.push(quote);
+    let escape = |c: char| match (c, u32::from(c)) {
+        ('\n', _) => Some("\\n".to_owned()),
+        ('\r', _) => Some("\\r".to_owned()),
+        ('\t', _) => Some("\\t".to_owned()),
+        ('\\', _) => Some("\\\\".to_owned()),
+        (c, _) if c == quote => Some(format!("\\{c}")),
+        (' '..='~', _) => None,
+        (c, _) if !UNPRINTABLE.contains(c) => None,
+        (_, code @ ..=0xff) => Some(format!("\\x{code:02x}")),
+        (_, code @ ..=0xffff) => Some(format!("\\u{code:04x}")),
+        (_, code) => Some(format!("\\U{code:08x}")),
+    };
+    to.push(quote)?;
+    to.push_escaped(text, escape)?;
+    to.push(quote)
 }
 
 /// Writes a value into the text as Python's `str` does.
 pub(super) fn print(
     output: &mut Output<'_>,
-    _: &mut State<'_, '_>,
+    state: &mut State<'_, '_>,
     value: &Value,
 ) -> Result<(), Error> {
-    output.write_str(&text_of(value)).map_err(Error::from)
+    output.write_str(&text_of(state, value)?).map_err(Error::from)
 }
 
 #[cfg(test)]

@@ -12,14 +12,10 @@ use minijinja::{Error, State, Value};
 use minijinja_contrib::pycompat::unknown_method_callback;
 
 use super::arguments::{Arguments, refused};
+use super::bounded::{Bounded, charge};
 use super::characters::{
     CASED, DECIMAL, DIGIT, LETTER, NAME, NAME_START, UNPRINTABLE, is_numeric, is_space,
 };
-
-/// Longest text that is filled up to a width, so that no width takes all memory.
-const WIDTH_MAX: i64 = 1 << 20;
-/// Most bytes of what is put in place of parts of a text.
-const BYTES_MAX: usize = 64 << 20;
 
 /// A method of a string, if there is one of this name.
 pub(super) fn method(
@@ -38,10 +34,10 @@ pub(super) fn method(
         "splitlines" => split::lines_of(text, &of(1)?)?,
         "find" | "rfind" | "index" | "rindex" | "count" => found(text, name, &of(3)?)?,
         "startswith" | "endswith" => is_at_end(text, name, &of(3)?)?,
-        "replace" => replaced(text, &of(3)?)?,
-        "center" | "ljust" | "rjust" | "zfill" => filled(text, name, &of(2)?)?,
-        "expandtabs" => with_spaces(text, &of(1)?)?,
-        "join" => return joined(text, &of(1)?).map(Some),
+        "replace" => replaced(state, text, &of(3)?)?,
+        "center" | "ljust" | "rjust" | "zfill" => filled(state, text, name, &of(2)?)?,
+        "expandtabs" => with_spaces(state, text, &of(1)?)?,
+        "join" => joined(state, text, &of(1)?)?,
         _ => {
             let capitalize = |word: &str| {
                 let word = Value::from(word);
@@ -149,32 +145,47 @@ fn is_at_end(text: &str, name: &str, arguments: &Arguments) -> Result<Value, Err
     Ok(Value::from(false))
 }
 
-fn replaced(text: &str, arguments: &Arguments) -> Result<Value, Error> {
+fn replaced(state: &State<'_, '_>, text: &str, arguments: &Arguments) -> Result<Value, Error> {
     arguments.finish()?;
     let [old, new] = [arguments.needed_text(0, "old")?, arguments.needed_text(1, "new")?];
-    Ok(Value::from(replace(text, &old, &new, arguments.integer(2, "count")?)?))
+    replace(state, text, &old, &new, arguments.integer(2, "count")?).map(Value::from)
 }
 
 /// A text with another in place of a part of it, so many times.
 pub(super) fn replace(
+    state: &State<'_, '_>,
     text: &str,
     old: &str,
     new: &str,
     count: Option<i64>,
 ) -> Result<String, Error> {
     let count = usize::try_from(count.unwrap_or(-1)).unwrap_or(usize::MAX);
-    let found = text.matches(old).take(count).count();
-    if found.saturating_mul(new.len()) > BYTES_MAX {
-        return Err(refused(format!("replace: the text is longer than {BYTES_MAX} bytes")));
+    let mut written = Bounded::new();
+    let mut behind = 0;
+    for (at, found) in text.match_indices(old).take(count) {
+        written.push_str(&text[behind..at])?;
+        written.push_str(new)?;
+        behind = at + found.len();
     }
-    Ok(text.replacen(old, new, count))
+    written.push_str(&text[behind..])?;
+    written.finish(state)
+}
+
+/// So many spaces.
+pub(super) fn spaces(state: &State<'_, '_>, count: i64) -> Result<String, Error> {
+    let mut written = Bounded::new();
+    written.repeat(" ", usize::try_from(count).unwrap_or(0))?;
+    written.finish(state)
 }
 
 /// A text with spaces or another character at its sides.
-pub(super) fn fill(text: &str, name: &str, width: i64, with: char) -> Result<String, Error> {
-    if width > WIDTH_MAX {
-        return Err(refused(format!("{name}: a text is at most {WIDTH_MAX} wide")));
-    }
+pub(super) fn fill(
+    state: &State<'_, '_>,
+    text: &str,
+    name: &str,
+    width: i64,
+    with: char,
+) -> Result<String, Error> {
     let width = usize::try_from(width).unwrap_or(0);
     let missing = width.saturating_sub(text.chars().count());
     let left = match name {
@@ -182,11 +193,20 @@ pub(super) fn fill(text: &str, name: &str, width: i64, with: char) -> Result<Str
         "center" => missing / 2 + (missing & width & 1),
         _ => missing,
     };
-    let spaces = |count: usize| with.to_string().repeat(count);
-    Ok(format!("{}{text}{}", spaces(left), spaces(missing - left)))
+    let with = with.to_string();
+    let mut written = Bounded::new();
+    written.repeat(&with, left)?;
+    written.push_str(text)?;
+    written.repeat(&with, missing - left)?;
+    written.finish(state)
 }
 
-fn filled(text: &str, name: &str, arguments: &Arguments) -> Result<Value, Error> {
+fn filled(
+    state: &State<'_, '_>,
+    text: &str,
+    name: &str,
+    arguments: &Arguments,
+) -> Result<Value, Error> {
     arguments.finish()?;
     let missing = || refused(format!("{name} needs a width"));
     let width = arguments.integer(0, "width")?.ok_or_else(missing)?;
@@ -197,12 +217,12 @@ fn filled(text: &str, name: &str, arguments: &Arguments) -> Result<Value, Error>
             _ => text.split_at(1),
         };
         let width = width.saturating_sub(i64::from(!sign.is_empty()));
-        return Ok(Value::from(sign.to_owned() + &fill(digits, name, width, '0')?));
+        return Ok(Value::from(sign.to_owned() + &fill(state, digits, name, width, '0')?));
     }
     let with = arguments.text(1, "fillchar")?.unwrap_or_else(|| " ".to_owned());
     let mut characters = with.chars();
     match (characters.next(), characters.next()) {
-        (Some(with), None) => Ok(Value::from(fill(text, name, width, with)?)),
+        (Some(with), None) => fill(state, text, name, width, with).map(Value::from),
         (None, _) | (Some(_), Some(_)) => {
             Err(refused(format!("{name}: a text is filled with one character")))
         }
@@ -210,39 +230,40 @@ fn filled(text: &str, name: &str, arguments: &Arguments) -> Result<Value, Error>
 }
 
 /// A text with spaces in place of tabs.
-fn with_spaces(text: &str, arguments: &Arguments) -> Result<Value, Error> {
+fn with_spaces(state: &State<'_, '_>, text: &str, arguments: &Arguments) -> Result<Value, Error> {
     let width = arguments.integer(0, "tabsize")?.unwrap_or(8);
     arguments.finish()?;
-    let width = usize::try_from(width.min(WIDTH_MAX)).unwrap_or(0);
-    let mut spaced = String::with_capacity(text.len());
+    let width = usize::try_from(width).unwrap_or(0);
+    let mut spaced = Bounded::new();
     let mut column = 0;
     for c in text.chars() {
         match c {
             '\t' if width > 0 => {
                 let count = width - column % width;
-                spaced.push_str(&" ".repeat(count));
+                spaced.repeat(" ", count)?;
                 column += count;
             }
             '\t' => {}
             c => {
-                spaced.push(c);
+                spaced.push(c)?;
                 column = if c == '\n' || c == '\r' { 0 } else { column + 1 };
             }
         }
     }
-    Ok(Value::from(spaced))
+    spaced.finish(state).map(Value::from)
 }
 
-fn joined(text: &str, arguments: &Arguments) -> Result<Value, Error> {
+fn joined(state: &State<'_, '_>, text: &str, arguments: &Arguments) -> Result<Value, Error> {
     arguments.finish()?;
     let items = arguments.value(0, "iterable")?.unwrap_or_default();
-    let mut parts = Vec::new();
+    charge(state, items.len().unwrap_or(0))?;
+    let mut written = Bounded::new();
     for (index, item) in items.try_iter()?.enumerate() {
-        let part = item.as_str().map(str::to_owned);
         let wrong = || refused(format!("join: item {index} is {}, not a text", item.kind()));
-        parts.push(part.ok_or_else(wrong)?);
+        written.push_str(if index == 0 { "" } else { text })?;
+        written.push_str(item.as_str().ok_or_else(wrong)?)?;
     }
-    Ok(Value::from(parts.join(text)))
+    written.finish(state).map(Value::from)
 }
 
 /// Whether a text passes the test that this method is.

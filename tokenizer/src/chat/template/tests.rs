@@ -118,3 +118,52 @@ fn a_template_that_writes_without_end_is_refused() {
     let failure = compile(source).render(&Conversation::new([]), 0, &TemplateOptions::default());
     assert_eq!(describe(&failure.expect_err("500 MB")), "it writes more than 67108864 bytes");
 }
+
+#[test]
+fn no_filter_or_method_makes_a_text_that_takes_all_memory() {
+    let doubled = "{% set n = namespace(a=['x' * 99999, 1]) %}{% for _ in range(40) %}{% set n.a = [n.a, n.a] %}{% endfor %}";
+    let long = "it makes a text of more than 67108864 bytes";
+    let rows = [
+        (doubled, "n.a", long),
+        (doubled, "n.a|tojson", long),
+        (doubled, "n.a is lower", long),
+        ("", "['x' * 1000000] * 100000", long),
+        ("", "([0] * 100000000)|tojson", long),
+        ("", "('x' * 100000000).join('a' * 1000)", long),
+        ("", "(['x' * 1000000] * 100000)|join", long),
+        ("", "([''] * 100000000)|join", "engine ran out of fuel"),
+        ("", "''.join([''] * 100000000)", "engine ran out of fuel"),
+        ("", "('\\t' * 100000).expandtabs(1000000)", long),
+        ("", "1|tojson(indent=100000000000000)", long),
+        ("", "[[[1] * 1000]]|tojson(indent='x' * 1000000)", long),
+        ("", "([1] * 1000)|tojson(separators=('x' * 1000000, ':'))", long),
+        ("", "('\\n' * 100000)|indent(1000000, blank=true)", long),
+        ("", "'a'|indent(1000000000000)", long),
+        ("", "'a'|center(1000000000000)", long),
+        ("", "'a'.ljust(1000000000000, 'é')", long),
+        ("", "'a'.zfill(1000000000000)", long),
+        ("", "('a' * 100000).replace('', 'x' * 100000)", long),
+        ("", "('a' * 100000)|replace('a', 'x' * 100000)", long),
+        ("", "('<' * 100000000)|e", long),
+    ];
+    for (before, expression, expected) in rows {
+        let source = format!("{before}{{{{ {expression} }}}}");
+        let failure =
+            compile(&source).render(&Conversation::new([]), 0, &TemplateOptions::default());
+        assert_eq!(describe(&failure.expect_err(expression)), expected, "{expression}");
+    }
+}
+
+#[test]
+fn a_value_that_lies_too_deep_is_refused() {
+    let deep = "{% set n = namespace(a=[]) %}{% for _ in range(COUNT) %}{% set n.a = [n.a] %}{% endfor %}{{ n.a|FILTER }}";
+    for filter in ["string|length", "tojson|length"] {
+        let source = deep.replace("FILTER", filter);
+        check(&source.replace("COUNT", "256"), "514");
+        let source = source.replace("COUNT", "257");
+        let failure =
+            compile(&source).render(&Conversation::new([]), 0, &TemplateOptions::default());
+        let failure = describe(&failure.expect_err("it is deep"));
+        assert_eq!(failure, "a value lies in more than 256 others");
+    }
+}

@@ -66,8 +66,8 @@ pub(super) fn lines_of(text: &str, arguments: &Arguments) -> Result<Value, Error
 }
 
 /// The lines of a text without their ends.
-pub(in super::super) fn lines(text: &str) -> Vec<&str> {
-    line_ends(text).map(|(line, _)| line).collect()
+pub(in super::super) fn lines(text: &str) -> impl Iterator<Item = &str> {
+    line_ends(text).map(|(line, _)| line)
 }
 
 /// Each line without and with its end. Python knows more ends than most.
