@@ -47,8 +47,10 @@ fn method(
 ) -> Result<Value, Error> {
     let found = match (value.as_str(), value.kind()) {
         (Some(text), _) => text::method(state, text, name, arguments)?,
-        (None, ValueKind::Map) => collections::of_dict(value, name, arguments)?,
-        (None, _) if collections::is_list(value) => collections::of_list(value, name, arguments)?,
+        (None, ValueKind::Map) => collections::of_dict(state, value, name, arguments)?,
+        (None, _) if collections::is_list(value) => {
+            collections::of_list(state, value, name, arguments)?
+        }
         (None, _) => None,
     };
     match found {

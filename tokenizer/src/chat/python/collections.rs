@@ -7,7 +7,7 @@ use minijinja::value::{DynObject, Enumerator, Object, ObjectRepr, Tuple, ValueKi
 use minijinja::{Error, State, Value};
 
 use super::arguments::{Arguments, refused};
-use super::bounded::Bounded;
+use super::bounded::{Bounded, charge};
 use super::repr::write;
 
 /// The keys, values or pairs of a dict.
@@ -79,9 +79,13 @@ impl Object for DictMethod {
         ObjectRepr::Plain
     }
 
-    fn call(self: &Arc<Self>, _: &mut State<'_, '_>, arguments: &[Value]) -> Result<Value, Error> {
+    fn call(
+        self: &Arc<Self>,
+        state: &mut State<'_, '_>,
+        arguments: &[Value],
+    ) -> Result<Value, Error> {
         let dict = Value::from_dyn_object(Arc::clone(&self.dict));
-        let found = of_dict(&dict, self.name, arguments)?;
+        let found = of_dict(state, &dict, self.name, arguments)?;
         Ok(found.expect("it is one of the methods"))
     }
 }
@@ -110,12 +114,16 @@ const CHANGES_DICT: [&str; 5] = ["clear", "pop", "popitem", "setdefault", "updat
 
 /// A method of a dict, if there is one of this name.
 pub(super) fn of_dict(
+    state: &State<'_, '_>,
     value: &Value,
     name: &str,
     arguments: &[Value],
 ) -> Result<Option<Value>, Error> {
     if CHANGES_DICT.contains(&name) {
         return Err(refused(format!("{name} changes the dict, which templates may not")));
+    }
+    if ["keys", "values", "items"].contains(&name) {
+        charge(state, value.len().unwrap_or(0))?;
     }
     let pairs = || value.as_object().and_then(|dict| dict.try_iter_pairs()).into_iter().flatten();
     let view = |name: &'static str, items: Vec<Value>| {
@@ -147,6 +155,7 @@ pub(super) fn of_dict(
 
 /// A method of a list or a tuple, if there is one of this name.
 pub(super) fn of_list(
+    state: &State<'_, '_>,
     value: &Value,
     name: &str,
     arguments: &[Value],
@@ -154,6 +163,8 @@ pub(super) fn of_list(
     if CHANGES_LIST.contains(&name) && !value.is_tuple() {
         return Err(refused(format!("{name} changes the list, which templates may not")));
     }
+    // Each of the methods walks the list.
+    charge(state, value.len().unwrap_or(0))?;
     let items = || value.try_iter().into_iter().flatten();
     match name {
         "copy" if !value.is_tuple() => {

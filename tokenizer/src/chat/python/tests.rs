@@ -113,6 +113,9 @@ fn strings_have_the_methods_of_python() {
     refuse("{{ ','.join([1]) }}", "join: item 0 is number, not a text");
     refuse("{{ 'a'.split('') }}", "split: the separator is empty");
     refuse("{{ 'a'.strip(1) }}", "strip: chars is number; expected a text");
+    refuse("{{ 'a'.partition('b', x=1) }}", "'x'");
+    refuse("{{ 'a'.removeprefix('b', x=1) }}", "'x'");
+    refuse("{{ 'a'.zfill(1, '0') }}", "zfill takes 1 arguments, not 2");
     refuse("{{ 'a'.upper(1) }}", "upper takes 0 arguments, not 1");
     refuse("{{ 'a'.encode() }}", "string has no method named encode");
 }
@@ -196,4 +199,19 @@ fn json_is_that_of_json_dumps() {
     refuse("{{ nope|tojson }}", "tojson: undefined is no value of JSON");
     refuse("{{ {(1, 2): 1}|tojson }}", "tojson: sequence is no key of JSON");
     refuse("{{ 1|tojson(compact=true) }}", "compact");
+}
+
+#[test]
+fn the_views_of_a_dict_cost_as_much_as_it_is_long() {
+    let mut environment = Environment::new();
+    add_to(&mut environment);
+    environment.set_fuel(Some(1000));
+    let dict = Value::from_pairs((0..2000).map(|key| (key.to_string(), key)));
+    for name in ["keys", "values", "items"] {
+        for dict in [&dict, &as_python(&dict)] {
+            let source = format!("{{{{ v.{name}() is none }}}}");
+            let found = environment.render_str(&source, Value::from_pairs([("v", dict.clone())]));
+            assert_eq!(found.map_err(|error| error.kind()), Err(ErrorKind::OutOfFuel), "{name}");
+        }
+    }
 }

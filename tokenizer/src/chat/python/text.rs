@@ -5,6 +5,7 @@ mod split;
 
 pub(super) use split::lines;
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use minijinja::value::Tuple;
@@ -28,14 +29,15 @@ pub(super) fn method(
     let value = match name {
         "strip" | "lstrip" | "rstrip" => stripped(text, name, &of(1)?)?,
         "removeprefix" | "removesuffix" | "partition" | "rpartition" => {
-            around(text, name, &of(1)?.needed_text(0, "sep")?)?
+            around(text, name, &of(1)?)?
         }
         "split" | "rsplit" => split::separated(text, name, &of(2)?)?,
         "splitlines" => split::lines_of(text, &of(1)?)?,
         "find" | "rfind" | "index" | "rindex" | "count" => found(text, name, &of(3)?)?,
         "startswith" | "endswith" => is_at_end(text, name, &of(3)?)?,
         "replace" => replaced(state, text, &of(3)?)?,
-        "center" | "ljust" | "rjust" | "zfill" => filled(state, text, name, &of(2)?)?,
+        "center" | "ljust" | "rjust" => filled(state, text, name, &of(2)?)?,
+        "zfill" => with_zeros(state, text, &of(1)?)?,
         "expandtabs" => with_spaces(state, text, &of(1)?)?,
         "join" => joined(state, text, &of(1)?)?,
         _ => {
@@ -56,7 +58,8 @@ pub(super) fn method(
 
 /// A text without white space, or without the characters of a set, at its ends.
 pub(super) fn strip(text: &str, characters: Option<&str>, name: &str) -> String {
-    let belongs = |c: char| characters.map_or_else(|| is_space(c), |set| set.contains(c));
+    let set = characters.map(|characters| characters.chars().collect::<BTreeSet<_>>());
+    let belongs = |c: char| set.as_ref().map_or_else(|| is_space(c), |set| set.contains(&c));
     let text = if name == "rstrip" { text } else { text.trim_start_matches(belongs) };
     let text = if name == "lstrip" { text } else { text.trim_end_matches(belongs) };
     text.to_owned()
@@ -69,7 +72,9 @@ fn stripped(text: &str, name: &str, arguments: &Arguments) -> Result<Value, Erro
 }
 
 /// Methods of a string with a part of it.
-fn around(text: &str, name: &str, part: &str) -> Result<Value, Error> {
+fn around(text: &str, name: &str, arguments: &Arguments) -> Result<Value, Error> {
+    arguments.finish()?;
+    let part = &arguments.needed_text(0, "sep")?[..];
     let three = |split: Option<(&str, &str)>, whole: [&str; 3]| {
         if part.is_empty() {
             return Err(refused(format!("{name}: the separator is empty")));
@@ -201,6 +206,21 @@ pub(super) fn fill(
     written.finish(state)
 }
 
+fn width_of(name: &str, arguments: &Arguments) -> Result<i64, Error> {
+    let missing = || refused(format!("{name} needs a width"));
+    arguments.integer(0, "width")?.ok_or_else(missing)
+}
+
+/// A text with zeros between its sign and its digits.
+fn with_zeros(state: &State<'_, '_>, text: &str, arguments: &Arguments) -> Result<Value, Error> {
+    arguments.finish()?;
+    let width = width_of("zfill", arguments)?;
+    let (sign, digits) = text.split_at(usize::from(text.starts_with(['+', '-'])));
+    let width = width.saturating_sub(i64::from(!sign.is_empty()));
+    let filled = fill(state, digits, "zfill", width, '0')?;
+    Ok(Value::from(sign.to_owned() + &filled))
+}
+
 fn filled(
     state: &State<'_, '_>,
     text: &str,
@@ -208,17 +228,7 @@ fn filled(
     arguments: &Arguments,
 ) -> Result<Value, Error> {
     arguments.finish()?;
-    let missing = || refused(format!("{name} needs a width"));
-    let width = arguments.integer(0, "width")?.ok_or_else(missing)?;
-    if name == "zfill" {
-        let digits = text.trim_start_matches(['+', '-']);
-        let (sign, digits) = match text.len() - digits.len() {
-            0 => ("", text),
-            _ => text.split_at(1),
-        };
-        let width = width.saturating_sub(i64::from(!sign.is_empty()));
-        return Ok(Value::from(sign.to_owned() + &fill(state, digits, name, width, '0')?));
-    }
+    let width = width_of(name, arguments)?;
     let with = arguments.text(1, "fillchar")?.unwrap_or_else(|| " ".to_owned());
     let mut characters = with.chars();
     match (characters.next(), characters.next()) {

@@ -167,3 +167,17 @@ fn a_value_that_lies_too_deep_is_refused() {
         assert_eq!(failure, "a value lies in more than 256 others");
     }
 }
+
+#[test]
+fn what_walks_a_long_list_or_text_ends() {
+    for source in [
+        "{{ ([''] * 100000000).count(1) }}",
+        "{{ ([''] * 100000000).index(1) }}",
+        "{{ ([''] * 100000000).copy() }}",
+    ] {
+        let failure =
+            compile(source).render(&Conversation::new([]), 0, &TemplateOptions::default());
+        assert_eq!(describe(&failure.expect_err(source)), "engine ran out of fuel", "{source}");
+    }
+    check("{{ ('a' * 100000).strip('é' * 1000000 + 'a') }}", "");
+}
