@@ -1,5 +1,6 @@
 //! Python's lists and dicts with their methods. Those that change one are refused: templates may not.
 
+use std::cell::Cell;
 use std::fmt;
 use std::sync::Arc;
 
@@ -33,6 +34,19 @@ impl Object for DictView {
     }
 }
 
+thread_local! {
+    /// Whether a filter looks up keys, and not a template attributes: minijinja asks a dict for both alike.
+    static IS_KEY: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs a filter for which the name of an attribute is a key of a dict, as `map(attribute='items')` has it.
+pub(super) fn by_keys<T>(filter: impl FnOnce() -> T) -> T {
+    let outer = IS_KEY.replace(true);
+    let found = filter();
+    IS_KEY.set(outer);
+    found
+}
+
 /// A dict of a conversation. As in Jinja `dict.items` is the method, whatever the dict has under that key,
 /// and `dict['items']` is the value.
 #[derive(Debug)]
@@ -44,7 +58,8 @@ impl Object for Dict {
     }
 
     fn get_value_by_str(self: &Arc<Self>, key: &str) -> Option<Value> {
-        let method = DICT_METHODS.iter().find(|name| **name == key);
+        let is_key = IS_KEY.get();
+        let method = DICT_METHODS.iter().find(|name| !is_key && **name == key);
         let method = method.map(|name| DictMethod { dict: Arc::clone(self), name });
         method.map(Value::from_object).or_else(|| self.0.get_value_by_str(key))
     }

@@ -1,11 +1,14 @@
 //! Filters of Jinja that minijinja lacks, or has in a way of its own.
 
+use std::borrow::Cow;
+
 use minijinja::value::{Kwargs, Rest, StringInput, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, State, Value, filters};
 
 use super::arguments::{Arguments, refused};
 use super::bounded::{Bounded, charge};
 use super::characters::{LETTER, is_numeric};
+use super::collections::by_keys;
 use super::repr::{text_of, write_text_of};
 use super::{json, numbers, text};
 
@@ -52,6 +55,17 @@ const NAMED_FILTERS: [(&str, [&str; 3], NamedFilter); 5] = [
     ("unique", ["case_sensitive", "attribute", ""], filters::unique),
 ];
 
+type SelectingFilter = for<'a> fn(
+    &mut State<'_, '_>,
+    Value,
+    Cow<'a, str>,
+    Option<Cow<'a, str>>,
+    Rest<ValueOrKwargs>,
+) -> Result<Vec<Value>, Error>;
+
+const SELECTING_FILTERS: [(&str, SelectingFilter); 2] =
+    [("selectattr", filters::selectattr), ("rejectattr", filters::rejectattr)];
+
 /// Puts the filters in place of those that minijinja has.
 pub(super) fn add_to(environment: &mut Environment<'static>) {
     UNKNOWN.iter().for_each(|name| environment.remove_filter(name));
@@ -63,10 +77,47 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
     }
     for (name, names, filter) in NAMED_FILTERS {
         let filter = move |state: &State<'_, '_>, value: Value, rest: Rest<ValueOrKwargs>| {
-            filter(state, value, by_name(name, names, &rest.into_values())?)
+            let named = by_name(name, names, &rest.into_values())?;
+            by_keys(|| filter(state, value, named))
         };
         environment.add_filter(name, filter);
     }
+    add_filters_by_keys(environment);
+}
+
+/// The other filters of minijinja that take the name of an attribute.
+fn add_filters_by_keys(environment: &mut Environment<'static>) {
+    type Rests = Rest<ValueOrKwargs>;
+    environment.add_filter("map", |state: &mut State<'_, '_>, value: Value, rest: Rests| {
+        by_keys(|| filters::map(state, value, rest))
+    });
+    for (name, filter) in SELECTING_FILTERS {
+        let filter = move |state: &mut State<'_, '_>,
+                           value: Value,
+                           key: String,
+                           test: Option<String>,
+                           rest: Rests| {
+            by_keys(|| filter(state, value, key.into(), test.map(Cow::from), rest))
+        };
+        environment.add_filter(name, filter);
+    }
+    environment.add_filter(
+        "groupby",
+        |state: &State<'_, '_>, value: Value, key: Option<String>, named: Kwargs| {
+            charge(state, value.len().unwrap_or(0))?;
+            by_keys(|| filters::groupby(value, key.as_deref(), named))
+        },
+    );
+    environment.add_filter(
+        "sum",
+        |state: &State<'_, '_>,
+         value: Value,
+         key: Option<String>,
+         start: Option<Value>,
+         named: Kwargs| {
+            by_keys(|| filters::sum(state, value, key.as_deref(), start, named))
+        },
+    );
 }
 
 /// Arguments by their names, in whatever way they were given.

@@ -5,7 +5,9 @@ fn check(source: &str, expected: &str) {
     add_to(&mut environment);
     let line = r#"{"items": 1, "s": "ab", "l": [3, "x\u00a0\u200b'", null, 1e20], "d": {"b": 1, "a": {}}}"#;
     let value: Value = serde_json::from_str(line).expect("JSON");
-    let found = environment.render_str(source, Value::from_pairs([("v", as_python(&value))]));
+    let numbered: Value = serde_json::from_str(r#"[{"items": 2}, {"items": 1}]"#).expect("JSON");
+    let variables = [("v", as_python(&value)), ("m", as_python(&numbered))];
+    let found = environment.render_str(source, Value::from_pairs(variables));
     assert_eq!(found.as_deref().ok(), Some(expected), "{source}: {found:?}");
 }
 
@@ -42,7 +44,25 @@ fn values_are_written_as_in_python() {
 #[test]
 fn dicts_and_lists_have_the_methods_of_python() {
     let rows = [
-        // A method comes before a key of its name, unless the key is in brackets.
+        // A method comes before a key of its name, unless the key is in brackets, or a filter's.
+        (
+            "{{ [v]|map(attribute='items')|list }}{{ [v]|sum('items') }}{{ [v]|join('', 'items') }}",
+            "[1]11",
+        ),
+        (
+            "{{ [v]|selectattr('items', 'eq', 1)|list|length }}{{ [v]|rejectattr('get')|list|length }}",
+            "11",
+        ),
+        (
+            "{{ ([v]|groupby('items'))[0].grouper }}{{ [v]|groupby('keys', default=2)|first|first }}",
+            "12",
+        ),
+        ("{{ m|sort(attribute='items')|map(attribute='items')|list }}", "[1, 2]"),
+        (
+            "{{ (m|max(attribute='items'))['items'] }}{{ (m|min(attribute='items'))['items'] }}",
+            "21",
+        ),
+        ("{{ m|unique(attribute='copy')|list|length }}{{ v|attr('items') is defined }}", "1False"),
         ("{{ v['items'] }}{{ v.items is callable }}{{ v.items.x }}{{ 'items' in v }}", "1TrueTrue"),
         ("{{ v.get is defined }}{{ 'get' in v }}{{ v.d.items() | length }}", "TrueFalse2"),
         ("{% set items = v.d.items %}{% for k, x in items() %}{{ k }}{% endfor %}", "ba"),
