@@ -120,6 +120,9 @@ fn of_encode(place: String, error: &EncodeError) -> CommandFailure {
                  tokenizer.json, or --field NAME of a text",
             )
         }
+        EncodeError::NoDate => detail
+            .why("a template that writes today's date makes other tokens of the same data each day")
+            .hint("--date 2026-11-29, or another day"),
         EncodeError::Render { .. } => detail.hint("mend the record, or the template"),
         EncodeError::Tokenize { .. } => detail,
     })

@@ -103,11 +103,11 @@ impl TokenizerEncoder {
         let tokens = self.tokenizer.encode_chat(&conversation, &options);
         let tokens = tokens.map_err(|error| match error {
             ChatError::NoTemplate => EncodeError::NoChatTemplate,
+            ChatError::NoDate => EncodeError::NoDate,
             ChatError::Encode(error) => EncodeError::Tokenize { reason: error.to_string() },
             ChatError::Malformed { .. }
             | ChatError::Refused { .. }
             | ChatError::Failed { .. }
-            | ChatError::NoDate
             | ChatError::NoAnswer { .. }
             | ChatError::Noncharacter => EncodeError::Render { reason: error.to_string() },
         })?;

@@ -22,6 +22,9 @@ pub enum EncodeError {
     /// The encoder has no chat template.
     #[error("the tokenizer has no chat template, and the document is a chat")]
     NoChatTemplate,
+    /// The chat template writes the day, and the encoder was given none.
+    #[error("the chat template writes the day, which is part of the data, and none is given")]
+    NoDate,
     /// A chat cannot be rendered.
     #[error("the chat template cannot render the document: {reason}")]
     Render {

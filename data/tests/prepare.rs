@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use common::{REFUSED, make, request, source};
+use common::{REFUSED, TestEncoder, make, make_with, request, source};
 use tempfile::TempDir;
 use zbelastic_data::prepare::PrepareError;
 use zbelastic_data::source::{BadDocument, PART_BYTES_MAX, SourceError, SourceListError};
@@ -114,6 +114,10 @@ fn finished_shards_of_another_request_are_refused_and_kept() {
         assert!(matches!(make(&other, WITHOUT_END), Err(PrepareError::OtherRequest { .. })));
         assert_eq!(files(&smaller.folder), kept, "nothing was written or removed");
     }
+    let dated = TestEncoder { day: Some("2026-11-29") };
+    let refused = make_with(&dated, &smaller, WITHOUT_END);
+    assert!(matches!(refused, Err(PrepareError::OtherRequest { .. })), "another day");
+    assert_eq!(files(&smaller.folder), kept, "nothing was written or removed");
     make(&smaller, WITHOUT_END).expect("the same request goes on");
     assert_eq!(files(&smaller.folder)["00000.shard"], kept["00000.shard"]);
 }

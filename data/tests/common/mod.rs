@@ -15,11 +15,19 @@ use zbelastic_data::store::StoreManifest;
 pub const REFUSED: &str = "<refused>";
 
 /// Bytes as ids, 256 behind each text. Of a chat only the letters `b` count in the loss.
-pub struct TestEncoder;
+#[derive(Default)]
+pub struct TestEncoder {
+    /// The day, as settings have it.
+    pub day: Option<&'static str>,
+}
 
 impl EncodeDocuments for TestEncoder {
     fn tokenizer_hash(&self) -> TokenizerHash {
         TokenizerHash(blake3::hash(b"test"))
+    }
+
+    fn settings(&self) -> Option<String> {
+        self.day.map(str::to_owned)
     }
 
     fn vocabulary(&self) -> u32 {
@@ -64,8 +72,17 @@ pub fn source(folder: &Path, name: &str, content: &[u8]) {
 
 /// Makes a store, or stops when so many batches are written.
 pub fn make(request: &PrepareRequest, batches: usize) -> Result<StoreManifest, PrepareError> {
+    make_with(&TestEncoder::default(), request, batches)
+}
+
+/// The same with an encoder of other settings.
+pub fn make_with(
+    encoder: &TestEncoder,
+    request: &PrepareRequest,
+    batches: usize,
+) -> Result<StoreManifest, PrepareError> {
     let mut written = 0;
-    prepare(request, &LocalStorage, &TestEncoder, &mut |_| {
+    prepare(request, &LocalStorage, encoder, &mut |_| {
         written += 1;
         if written < batches { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     })

@@ -209,7 +209,8 @@ impl ChatTemplate {
         let count = (1..=conversation.len()).find(fails).unwrap_or(conversation.len());
         let message = count.saturating_sub(1);
         let cause = describe(&failure);
-        if failure.kind() == ErrorKind::UnknownFunction && cause.starts_with(STRFTIME_NOW) {
+        let unknown = cause.split(' ').next();
+        if failure.kind() == ErrorKind::UnknownFunction && unknown == Some(STRFTIME_NOW) {
             return ChatError::NoDate;
         }
         let mut source = failure.source();

@@ -54,6 +54,10 @@ fn a_template_that_writes_the_day_needs_one() {
     let options = TemplateOptions::default();
     let failure = template.render(&conversation, 0, &options).expect_err("it has no date");
     assert_eq!(template.locate(&conversation, &options, failure), ChatError::NoDate);
+    let other = compile("{{ strftime_now_utc() }}");
+    let failure = other.render(&conversation, 0, &options).expect_err("there is no such function");
+    let failure = other.locate(&conversation, &options, failure);
+    assert!(matches!(failure, ChatError::Failed { .. }), "{failure}");
 }
 
 #[test]
