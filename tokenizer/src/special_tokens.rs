@@ -28,8 +28,8 @@ pub(crate) struct NamedTokens {
     /// Whether the begin and the end token are put around a text, where the tokenizer's class decides
     /// that and not the post-processor.
     pub(crate) around: Option<[bool; 2]>,
-    /// Whether a space is put in front of a text, where `tokenizer_config.json` decides that: it does so for
-    /// byte-level tokenizers, and where it says nothing there is none.
+    /// Whether a space is put in front of a text, where `tokenizer_config.json` decides that. Where it says nothing
+    /// there is none, but for the classes of Llama and Gemma, which leave it to `tokenizer.json`.
     pub(crate) has_prefix_space: Option<bool>,
     /// Whether special tokens that are written in a text are split as any other text.
     pub(crate) splits_special: bool,
@@ -165,7 +165,8 @@ fn around(config: &Value) -> Option<[bool; 2]> {
     CLASSES_AROUND.contains(&class).then_some(flags)
 }
 
-/// The classes of Llama decide on a space by other means, unless one is asked for.
+/// Whether a space is put in front of a text. The classes of Llama and Gemma leave it to `tokenizer.json` unless the
+/// configuration says it.
 fn prefix_space(config: &Value) -> Option<bool> {
     let is_said = config["add_prefix_space"].as_bool();
     let is_decided = config.is_object() && around(config).is_none();

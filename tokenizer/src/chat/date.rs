@@ -141,30 +141,8 @@ impl TemplateDate {
 
     /// What a directive stands for.
     fn part(self, directive: char, is_short: bool) -> Option<String> {
-        let number = |value: u32, width: usize| match is_short {
-            true => value.to_string(),
-            false => format!("{value:0width$}"),
-        };
-        let short = u32::from;
         let whole = |format: &str| self.format(format).ok();
         Some(match directive {
-            'd' => number(short(self.day), 2),
-            'e' if !is_short => format!("{:2}", self.day),
-            'm' => number(short(self.month), 2),
-            'y' => number(u32::from(self.year) % 100, 2),
-            'C' => number(u32::from(self.year) / 100, 2),
-            'H' => number(short(self.hour), 2),
-            'k' if !is_short => format!("{:2}", self.hour),
-            'l' if !is_short => format!("{:2}", (self.hour + 11) % 12 + 1),
-            'I' => number((short(self.hour) + 11) % 12 + 1, 2),
-            'j' => number(self.day_of_year(), 3),
-            'M' => number(short(self.minute), 2),
-            'S' => number(short(self.second), 2),
-            'Y' => self.year.to_string(),
-            'u' => ((self.weekday() + 6) % 7 + 1).to_string(),
-            'U' => number((self.day_of_year() + 6 - self.weekday()) / 7, 2),
-            'w' => self.weekday().to_string(),
-            'W' => number((self.day_of_year() + 6 - (self.weekday() + 6) % 7) / 7, 2),
             'A' => self.day_name().to_owned(),
             'a' => self.day_name()[..3].to_owned(),
             'B' => self.month_name().to_owned(),
@@ -183,6 +161,35 @@ impl TemplateDate {
             // A time without a zone has none.
             'Z' | 'z' => String::new(),
             '%' => "%".to_owned(),
+            _ => return self.number(directive, is_short),
+        })
+    }
+
+    /// The number that a directive stands for.
+    fn number(self, directive: char, is_short: bool) -> Option<String> {
+        let number = |value: u32, width: usize| match is_short {
+            true => value.to_string(),
+            false => format!("{value:0width$}"),
+        };
+        let short = u32::from;
+        Some(match directive {
+            'd' => number(short(self.day), 2),
+            'e' if !is_short => format!("{:2}", self.day),
+            'm' => number(short(self.month), 2),
+            'y' => number(u32::from(self.year) % 100, 2),
+            'C' => number(u32::from(self.year) / 100, 2),
+            'H' => number(short(self.hour), 2),
+            'k' if !is_short => format!("{:2}", self.hour),
+            'l' if !is_short => format!("{:2}", (self.hour + 11) % 12 + 1),
+            'I' => number((short(self.hour) + 11) % 12 + 1, 2),
+            'j' => number(self.day_of_year(), 3),
+            'M' => number(short(self.minute), 2),
+            'S' => number(short(self.second), 2),
+            'Y' => self.year.to_string(),
+            'u' => ((self.weekday() + 6) % 7 + 1).to_string(),
+            'U' => number((self.day_of_year() + 6 - self.weekday()) / 7, 2),
+            'w' => self.weekday().to_string(),
+            'W' => number((self.day_of_year() + 6 - (self.weekday() + 6) % 7) / 7, 2),
             _ => return None,
         })
     }

@@ -16,7 +16,7 @@ pub(super) use collections::as_python;
 use minijinja::value::{ObjectRepr, Rest, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 
-/// Functions and tests of minijinja that Jinja does not have, so that a template which asks whether they
+/// Functions of minijinja that Jinja does not have, so that a template which asks whether they
 /// are there gets the same answer.
 const UNKNOWN_FUNCTIONS: [&str; 1] = ["debug"];
 
