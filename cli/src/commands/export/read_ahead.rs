@@ -120,14 +120,14 @@ mod tests {
         let (senders, requests) = readers();
         let (sender, read) = mpsc::channel();
         let order: Vec<LayerId> = (0..20).map(LayerId).collect();
-        let mut ahead = ReadAhead::new(&order, Some(LayerId(19)), senders, read);
-        // One reader reads the largest all the time, the other is faster than what is written.
-        (0..10).for_each(|layer| sender.send(whole(0, layer)).expect("it is received"));
-        let mut requested = 0;
-        for layer in 0..10 {
-            ahead.take(LayerId(layer)).expect("it is read");
-            requested += requests[0].try_iter().count();
-            assert!(requested <= layer as usize + 1 + AHEAD_MAX, "{requested} of {layer}");
-        }
+        let mut ahead = ReadAhead::new(&order, None, senders, read);
+        // One reader reads the first layer, while the other would read all that come behind it.
+        (1..10).for_each(|layer| sender.send(whole(0, layer)).expect("it is received"));
+        sender.send(whole(1, 0)).expect("it is received");
+        ahead.take(LayerId(0)).expect("it is read");
+        let of_fast: Vec<LayerId> = requests[0].try_iter().collect();
+        assert_eq!(of_fast, [1, 2, 3, 4, 5].map(LayerId), "six are ahead with the first");
+        let of_slow: Vec<LayerId> = requests[1].try_iter().collect();
+        assert_eq!(of_slow, [0, 6].map(LayerId), "one more for the one that is taken");
     }
 }
