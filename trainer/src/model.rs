@@ -46,7 +46,7 @@ pub use layers::{Logits, PassContext, PassScratch, PassSizes, SlicePosition};
 pub(crate) use lora::adapted_linears;
 pub use lora::{LoraConfig, LoraInit, LoraLinear, LoraScaling, LoraTarget};
 pub use lora_targets::{LoraError, LoraSettings};
-pub use merge::{merge_adapters, merge_layer};
+pub use merge::merge_layer;
 pub use name_pattern::NamePatternError;
 pub use parts::{AdapterParts, LayerParts, LinearParts, NormParts};
 pub use pass_stash::{

@@ -17,7 +17,7 @@ use zbelastic_trainer::asynchronous::{AsyncPlan, AsyncPlanError};
 use zbelastic_trainer::data::{BatchSource, Corpus};
 use zbelastic_trainer::model::{
     Family, LayerParts, LoraInit, LoraScaling, LoraSettings, ModelConfig, Recompute,
-    initial_weights, merge_adapters, model_layers,
+    initial_weights, merge_layer, model_layers,
 };
 use zbelastic_trainer::optimizer::OptimizerKind;
 use zbelastic_trainer::plan::{LayerWork, Plan, layer_work};
@@ -67,6 +67,12 @@ fn struck(model: &ModelConfig) -> String {
     let layers = model_layers(model);
     let adapters = layers.iter().rev().flat_map(|layer| layer.trained_tensors());
     adapters.map(|tensor| tensor.name.clone()).last().expect("there are adapters")
+}
+
+/// Each layer with its adapters merged.
+fn merged_layers(model: &ModelConfig, layers: &[Vec<f32>]) -> Vec<Vec<f32>> {
+    let layers = model_layers(model).into_iter().zip(layers);
+    layers.map(|(spec, layer)| merge_layer(&HostThreads::one(), model, &spec, layer)).collect()
 }
 
 #[test]
@@ -175,7 +181,7 @@ fn gradients_follow_from_those_of_the_merged_model() {
             weights
         });
         let drawn: Vec<Vec<f32>> = drawn.collect();
-        let merged = merge_adapters(&HostThreads::one(), &model, &drawn);
+        let merged = merged_layers(&model, &drawn);
         setup.weights = InitialWeights::Given(Arc::new(drawn.clone()));
         let mut run = reference(&setup);
         let plain = model.without_lora();
@@ -243,7 +249,7 @@ fn merged_weights_are_the_base_and_the_products() {
             run.step(Step(step), false);
         }
         let layers = weights(&run);
-        let merged = merge_adapters(&HostThreads::one(), &model, &layers);
+        let merged = merged_layers(&model, &layers);
         let plain = model_layers(&model.without_lora());
         for (((spec, plain), layer), merged) in
             model_layers(&model).iter().zip(plain).zip(&layers).zip(&merged)

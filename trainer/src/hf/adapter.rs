@@ -83,7 +83,7 @@ mod tests {
     use crate::hf::names::adapter_tensors;
     use crate::hf::{WeightType, WeightsFiles, import_adapters, parse_adapter_config};
     use crate::model::{
-        FrozenTensors, LlamaFeatures, LoraScaling, LoraSettings, initial_weights, merge_adapters,
+        FrozenTensors, LlamaFeatures, LoraScaling, LoraSettings, initial_weights, merge_layer,
         model_layers,
     };
     use zbelastic_kernels::HostThreads;
@@ -208,7 +208,9 @@ mod tests {
                     assert!(if tensor.is_adapter() { is_same } else { is_zero }, "{}", tensor.name);
                 }
             }
-            let merged = merge_adapters(&HostThreads::one(), &model, &layers);
+            let merged: Vec<Vec<f32>> = { specs.iter().zip(&layers) }
+                .map(|(spec, layer)| merge_layer(&HostThreads::one(), &model, spec, layer))
+                .collect();
             assert_ne!(merged[1], layers[1][..merged[1].len()]);
             let plain = model.without_lora();
             let lens = model_layers(&plain).iter().map(|spec| spec.len()).collect::<Vec<_>>();

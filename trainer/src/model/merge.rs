@@ -4,26 +4,10 @@ use zbelastic_kernels::{HostThreads, LowRankProduct};
 
 use super::config::ModelConfig;
 use super::parts::LayerParts;
-use super::tensors::{LayerSpec, model_layers};
+use super::tensors::LayerSpec;
 
-/// The weights of [`ModelConfig::without_lora`], layer by layer, that compute what `layers` of `model` do: to the
-/// bits that passes on processors read.
-///
-/// # Panics
-/// If they are not the model's.
-#[must_use]
-pub fn merge_adapters(
-    host: &HostThreads,
-    model: &ModelConfig,
-    layers: &[impl AsRef<[f32]>],
-) -> Vec<Vec<f32>> {
-    let specs = model_layers(model);
-    assert_eq!(specs.len(), layers.len(), "as many layers as the model has");
-    let layers = specs.iter().zip(layers);
-    layers.map(|(spec, layer)| merge_layer(host, model, spec, layer.as_ref())).collect()
-}
-
-/// The same of one layer.
+/// The weights of a layer of [`ModelConfig::without_lora`] that compute what `layer` of `model` does: to the bits
+/// that passes on processors read.
 ///
 /// # Panics
 /// If it is not the model's.
