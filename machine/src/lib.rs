@@ -192,25 +192,28 @@ pub fn disk_usage(folder: &Path) -> io::Result<DiskSpace> {
 /// machine's, or less in a control group.
 #[must_use]
 pub fn memory_total() -> Option<Bytes> {
-    let machine = fs::read_to_string("/proc/meminfo").ok();
-    let machine = machine.and_then(|text| kibibytes_of(&text, "MemTotal:"));
-    let group = fs::read_to_string("/sys/fs/cgroup/memory.max").ok();
-    let group = group.and_then(|text| text.trim().parse().ok()).map(Bytes);
-    machine.into_iter().chain(group).min()
+    least_memory("MemTotal:", group_memory("max"))
 }
 
 /// The memory that is left for what is begun now, or `None` where the system does not report it: the
 /// machine's, or less in a control group.
 #[must_use]
 pub fn memory_available() -> Option<Bytes> {
+    let group = group_memory("max").zip(group_memory("current"));
+    least_memory("MemAvailable:", group.map(|(most, taken)| most.saturating_sub(taken)))
+}
+
+/// A file of the control group that counts memory; one without a limit has no number.
+fn group_memory(file: &str) -> Option<u64> {
+    let text = fs::read_to_string(format!("/sys/fs/cgroup/memory.{file}")).ok()?;
+    text.trim().parse().ok()
+}
+
+/// A line of the machine's memory, or what the control group has if that is less.
+fn least_memory(line: &str, group: Option<u64>) -> Option<Bytes> {
     let machine = fs::read_to_string("/proc/meminfo").ok();
-    let machine = machine.and_then(|text| kibibytes_of(&text, "MemAvailable:"));
-    let group = |name: &str| -> Option<u64> {
-        fs::read_to_string(format!("/sys/fs/cgroup/memory.{name}")).ok()?.trim().parse().ok()
-    };
-    let group = group("max").zip(group("current"));
-    let group = group.map(|(most, taken)| Bytes(most.saturating_sub(taken)));
-    machine.into_iter().chain(group).min()
+    let machine = machine.and_then(|text| kibibytes_of(&text, line));
+    machine.into_iter().chain(group.map(Bytes)).min()
 }
 
 /// The most memory this process has had at once, or `None` where the system does not report it.
