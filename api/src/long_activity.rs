@@ -1,7 +1,7 @@
 //! Long work of a worker beside the passes of steps, as `status` shows it.
 
 use serde::{Deserialize, Serialize};
-use zbelastic_types::{Bytes, Step};
+use zbelastic_types::{Bytes, LayerId, Step};
 
 /// Long work of a worker beside the passes of steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,6 +30,11 @@ pub enum LongActivity {
         /// Bytes of all layers of this stage.
         total: Bytes,
     },
+    /// A step waits for the exchange of weights with other islands.
+    AwaitingIslands {
+        /// The first layer whose weights are awaited.
+        layer: LayerId,
+    },
 }
 
 impl std::fmt::Display for LongActivity {
@@ -41,6 +46,9 @@ impl std::fmt::Display for LongActivity {
             }
             Self::Writing { version, done, total } => {
                 write!(f, "writes checkpoint {version}, {done} of {total}")
+            }
+            Self::AwaitingIslands { layer } => {
+                write!(f, "waits for other islands to exchange layer {layer}")
             }
         }
     }

@@ -140,6 +140,7 @@ impl BenchCase {
             injections: Vec::new(),
             copies_wanted: false,
             attest_every: 0,
+            outer: None,
         })
     }
 

@@ -64,7 +64,14 @@ fn measure(args: &BenchMemoryArgs) -> Result<MemoryReport, CommandFailure> {
     let claims = stages.map(claim);
     let planned: Bytes = claims.map(|claim| claim.total()).sum();
     let interrupt = Interrupt::default();
-    let job = TrainingJob { setup: Arc::new(setup), policy, corpus, threads: 1, interrupt };
+    let job = TrainingJob {
+        setup: Arc::new(setup),
+        policy,
+        corpus,
+        islands: None,
+        threads: 1,
+        interrupt,
+    };
     let mut peak = None;
     train(&job, &mut |_| {
         // While the last step is reported all workers still have their memory.

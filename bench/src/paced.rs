@@ -16,9 +16,10 @@ use zbelastic_schedule::{Flow, Pass, Placement, TreeSide};
 use zbelastic_trainer::data::TokenBatch;
 use zbelastic_trainer::elastic::LayerImage;
 use zbelastic_trainer::model::{LayerSpec, TiedEnd, TiedParts, model_layers};
+use zbelastic_trainer::outer::OuterWeights;
 use zbelastic_trainer::stage::{
-    GradientExecutor, Injection, OperationClock, PassExecutor, SealedState, StageExecutor,
-    StageSetup, StashStoreError, UpdateExecutor, UpdateRequest,
+    GradientExecutor, Injection, OperationClock, OuterExecutor, PassExecutor, SealedState,
+    StageExecutor, StageSetup, StashStoreError, UpdateExecutor, UpdateRequest,
 };
 use zbelastic_types::{ChunkIndex, Digest, LayerId, SliceIndex, StageIndex, Step};
 
@@ -258,6 +259,14 @@ impl SealedState for PacedExecutor {
         layers.sort_unstable();
         layers.into_iter().map(|layer| (layer, Digest([0; 32]))).collect()
     }
+}
+
+impl OuterExecutor for PacedExecutor {
+    fn trained_weights(&self, _layer: LayerId) -> Vec<f32> {
+        Vec::new()
+    }
+
+    fn mix_outer(&mut self, _outer: &OuterWeights) {}
 }
 
 impl OperationClock for PacedExecutor {}

@@ -56,6 +56,7 @@ pub fn round_on<O: ExecutorFactory>(
         setup: Arc::new(setup),
         policy: case.policy(),
         corpus: case.corpus(split)?,
+        islands: None,
         threads: 1,
         interrupt: Interrupt::default(),
     };

@@ -80,6 +80,7 @@ impl SerialEngine {
                     | Output::Prefix { .. }
                     | Output::Gradients { .. }
                     | Output::Partial { .. }
+                    | Output::Outer(_)
                     | Output::Evaluated { .. } => {
                         unreachable!("one stage sends to nobody")
                     }

@@ -14,10 +14,11 @@ use zbelastic_schedule::{Flow, Pass, Placement, TreeSide};
 use zbelastic_trainer::data::TokenBatch;
 use zbelastic_trainer::elastic::{LayerImage, StageFactory};
 use zbelastic_trainer::model::{TiedEnd, TiedParts};
+use zbelastic_trainer::outer::OuterWeights;
 use zbelastic_trainer::plan::{LaneAddition, LaneMemory, LaneOrder};
 use zbelastic_trainer::stage::{
-    GradientExecutor, Injection, OperationClock, PassExecutor, SealedState, StageExecutor,
-    StageSetup, StashStoreError, UpdateExecutor, UpdateRequest,
+    GradientExecutor, Injection, OperationClock, OuterExecutor, PassExecutor, SealedState,
+    StageExecutor, StageSetup, StashStoreError, UpdateExecutor, UpdateRequest,
 };
 use zbelastic_types::{ChunkIndex, LayerId, MicrobatchIndex, SliceIndex, StageIndex, Step};
 
@@ -501,6 +502,20 @@ impl SealedState for DigestStageExecutor {
     fn twin_images(&self) -> Vec<LayerImage> {
         let twins = self.layers_of_replica(|replica| replica > 0);
         twins.map(|layer| layer.state.image(layer.id, layer.version)).collect()
+    }
+}
+
+impl OuterExecutor for DigestStageExecutor {
+    fn trained_weights(&self, layer: LayerId) -> Vec<f32> {
+        let mut layers = self.chunks.values().flatten();
+        let layer = layers.find(|found| found.id == layer).expect("a layer of this stage");
+        layer.state.trained_weights()
+    }
+
+    fn mix_outer(&mut self, outer: &OuterWeights) {
+        for layer in self.layers_mut().filter(|layer| layer.id == outer.layer) {
+            layer.state = layer.state.mixed(outer);
+        }
     }
 }
 

@@ -4,6 +4,7 @@ use zbelastic_consensus::validation::{Seal, TensorSum, Turn};
 use zbelastic_trainer::elastic::{
     CopyRefusal, GradientPart, GradientProgress, LayerCopy, LayerImage, layer_digest,
 };
+use zbelastic_trainer::outer::OuterWeights;
 use zbelastic_trainer::stage::UpdateRequest;
 use zbelastic_types::{Digest, LayerId, Step};
 
@@ -116,6 +117,10 @@ impl LayerCopy for DigestLayerCopy {
         }
         self.held.clear();
         Ok(())
+    }
+
+    fn mix_outer(&mut self, outer: &OuterWeights) {
+        self.layer.state = self.layer.state.mixed(outer);
     }
 
     fn image(&self) -> LayerImage {

@@ -9,6 +9,7 @@
 use zbelastic_consensus::validation::TensorSum;
 use zbelastic_trainer::data::{BatchSource, TokenBatch};
 use zbelastic_trainer::elastic::LayerImage;
+use zbelastic_trainer::outer::OuterWeights;
 use zbelastic_trainer::stage::UpdateRequest;
 use zbelastic_types::{LayerId, MicrobatchIndex, SliceIndex, Step, TensorIndex};
 
@@ -44,6 +45,11 @@ fn share(hash: u64) -> f64 {
 
 pub(crate) fn pack(hash: u64, mark: f32) -> Vec<f32> {
     vec![f32::from_bits(hash as u32), f32::from_bits((hash >> 32) as u32), mark]
+}
+
+/// The outer weights that weights of this island lead to: a number that both islands' are in.
+pub(crate) fn outer_digest(sent: &[f32], layer: LayerId, version: Step) -> Vec<f32> {
+    pack(mix_all(&[unpack(sent), u64::from(layer.0), version.0, 59]), 0.0)
 }
 
 pub(crate) fn unpack(floats: &[f32]) -> u64 {
@@ -194,6 +200,20 @@ impl DigestLayerState {
     pub fn with_second_moment(&self, g: DigestGradient, clip: f32) -> Self {
         let v = mix_all(&[self.v, g.hash, u64::from(clip.to_bits()), 13]);
         Self { v, ..*self }
+    }
+
+    /// The weights as islands exchange them.
+    #[must_use]
+    pub fn trained_weights(&self) -> Vec<f32> {
+        pack(self.w, 0.0)
+    }
+
+    /// The state with outer weights mixed into its own.
+    #[must_use]
+    pub fn mixed(&self, outer: &OuterWeights) -> Self {
+        let share = u64::from(outer.local_share.to_bits());
+        let w = mix_all(&[self.w, unpack(&outer.weights), share, 53]);
+        Self { w, ..*self }
     }
 
     /// The state with some bits of its weights wrong.

@@ -11,6 +11,7 @@ use zbelastic_types::{Digest, LayerId, MicrobatchIndex, SliceIndex, Step};
 use crate::digest_model::{
     DigestGradient, DigestLayerState, DigestShape, DigestSource, passes, tokens,
 };
+use crate::islands::SimulatedIslands;
 use crate::reference_sums::ReferenceSums;
 
 /// The addends of a step's gradients.
@@ -27,13 +28,15 @@ pub struct GradientAddends {
 }
 
 /// A serial run, one step behind the seals.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct DigestReference {
     shape: DigestShape,
     source: DigestSource,
     addends: GradientAddends,
     layers: Vec<DigestLayerState>,
     updates: u64,
+    /// The other island of the life, if there is one.
+    islands: Option<SimulatedIslands>,
     /// The digests of each version so far.
     versions: Vec<Vec<Digest>>,
 }
@@ -69,11 +72,22 @@ impl DigestReference {
     /// A run with gradients that are added up from more, before its first step.
     #[must_use]
     pub fn with_addends(shape: DigestShape, addends: GradientAddends) -> Self {
+        Self::among_islands(shape, addends, None)
+    }
+
+    /// The same of one island of two, if there is another.
+    #[must_use]
+    pub fn among_islands(
+        shape: DigestShape,
+        addends: GradientAddends,
+        islands: Option<SimulatedIslands>,
+    ) -> Self {
         let layers = (0..shape.layer_count()).map(|layer| shape.initial(LayerId(layer))).collect();
         let source = DigestSource { seed: shape.seed };
         let updates = 0;
         let versions = Vec::new();
-        let mut reference = Self { shape, source, addends, layers, updates, versions };
+        let mut reference = Self { shape, source, addends, layers, updates, islands, versions };
+        reference.exchange(Step(0));
         reference.remember();
         reference
     }
@@ -94,7 +108,8 @@ impl DigestReference {
             seal.verdict.is_final() && step.0 + 1 == self.versions.len() as u64,
             "one step after the other"
         );
-        let (gradients, loss_sum) = self.gradients(step);
+        let batch_step = self.islands.as_ref().map_or(step, |it| it.batch_step(step));
+        let (gradients, loss_sum) = self.gradients(batch_step);
         let sums = (0..).map(LayerId).zip(&gradients);
         let sums = sums.flat_map(|(layer, g)| self.shape.sums(layer, *g));
         let square_sum = sums.fold(0.0, |total, sum: TensorSum| total + sum.square_sum);
@@ -110,13 +125,28 @@ impl DigestReference {
                 *layer = layer.committed(candidate, *g, clip);
             }
         }
+        self.exchange(step.next());
         self.remember();
         ReferenceSums { square_sum, loss_sum }
     }
 
     /// Back to before the first step.
     pub fn restart(&mut self) {
-        *self = Self::with_addends(self.shape.clone(), self.addends);
+        *self = Self::among_islands(self.shape.clone(), self.addends, self.islands.clone());
+    }
+
+    /// Mixes what came of the other island into a version, and publishes what is this one's.
+    fn exchange(&mut self, version: Step) {
+        let Some(islands) = &self.islands else { return };
+        for (layer, state) in (0..).map(LayerId).zip(&mut self.layers) {
+            if let Some(outer) = islands.mixed_at(layer, version) {
+                *state = state.mixed(&outer);
+            }
+            if islands.publishes(layer, version) {
+                // After a rewind what was published before stays.
+                let _ = islands.publish(layer, version, &state.trained_weights());
+            }
+        }
     }
 
     /// The sums of lanes, joined two by two until one is left; losses in the order of microbatches.

@@ -13,14 +13,17 @@ use zbelastic_trainer::elastic::{
     BackendCopy, BackendStageFactory, DeviceUse, LayerImage, StageFactory, layer_digest,
 };
 use zbelastic_trainer::model::{TiedEnd, TiedParts};
+use zbelastic_trainer::outer::OuterWeights;
 use zbelastic_trainer::reference::SerialReference;
 use zbelastic_trainer::stage::{
-    BackendExecutor, Corruption, GradientExecutor, Injection, OperationClock, PassExecutor,
-    SealedState, StageExecutor, StageSetup, StashStoreError, UpdateExecutor, UpdateRequest,
+    BackendExecutor, Corruption, GradientExecutor, Injection, OperationClock, OuterExecutor,
+    PassExecutor, SealedState, StageExecutor, StageSetup, StashStoreError, UpdateExecutor,
+    UpdateRequest,
 };
 use zbelastic_types::{ChunkIndex, Digest, LayerId, SliceIndex, StageIndex, Step};
 
 use crate::bug::{self, Bug};
+use crate::islands::SimulatedIslands;
 use crate::numeric_faults::NumericFaults;
 use crate::reference_sums::ReferenceSums;
 
@@ -266,6 +269,16 @@ impl SealedState for FloatStageExecutor {
     }
 }
 
+impl OuterExecutor for FloatStageExecutor {
+    fn trained_weights(&self, layer: LayerId) -> Vec<f32> {
+        self.executor.trained_weights(layer)
+    }
+
+    fn mix_outer(&mut self, outer: &OuterWeights) {
+        self.executor.mix_outer(outer);
+    }
+}
+
 impl OperationClock for FloatStageExecutor {}
 
 /// The trainer's own serial run, one step behind the seals.
@@ -273,6 +286,8 @@ pub struct FloatReference {
     setup: StageSetup,
     corpus: Arc<Corpus>,
     run: SerialReference<CpuBackend, Arc<Corpus>>,
+    /// The other island of the life, if there is one.
+    islands: Option<SimulatedIslands>,
     versions: Vec<Vec<Digest>>,
 }
 
@@ -282,17 +297,32 @@ impl FloatReference {
     /// # Panics
     /// If memory does not hold it.
     #[must_use]
-    pub fn new(setup: StageSetup, corpus: Arc<Corpus>) -> Self {
+    pub fn new(setup: StageSetup, corpus: Arc<Corpus>, islands: Option<SimulatedIslands>) -> Self {
         let run = SerialReference::new(&setup, one_thread(DeviceUse::Stage), corpus.clone());
         let run = run.expect("memory holds a small model");
-        let mut reference = Self { setup, corpus, run, versions: Vec::new() };
+        let mut reference = Self { setup, corpus, run, islands, versions: Vec::new() };
+        reference.exchange(Step(0));
         reference.remember();
         reference
     }
 
     /// Back to before the first step.
     pub fn restart(&mut self) {
-        *self = Self::new(self.setup.clone(), self.corpus.clone());
+        *self = Self::new(self.setup.clone(), self.corpus.clone(), self.islands.clone());
+    }
+
+    /// Mixes what came of the other island into a version, and publishes what is this one's.
+    fn exchange(&mut self, version: Step) {
+        let Some(islands) = &self.islands else { return };
+        for layer in (0..self.run.layers().len() as u32).map(LayerId) {
+            if let Some(outer) = islands.mixed_at(layer, version) {
+                self.run.mix_outer(&outer);
+            }
+            if islands.publishes(layer, version) {
+                // After a rewind what was published before stays.
+                let _ = islands.publish(layer, version, &self.run.trained_weights(layer));
+            }
+        }
     }
 
     /// The digests of a version, if the reference is that far.
@@ -305,6 +335,7 @@ impl FloatReference {
     pub fn advance(&mut self, seal: &Seal) -> ReferenceSums {
         let is_skipped = seal.verdict.coefficient().is_none();
         let found = self.run.step(seal.turn.step, is_skipped);
+        self.exchange(seal.turn.step.next());
         self.remember();
         ReferenceSums { square_sum: found.square_sum, loss_sum: found.loss_sum }
     }

@@ -25,6 +25,8 @@ pub mod float_model;
 pub mod housekeeping;
 #[cfg(feature = "mutants")]
 pub mod hunt;
+mod island_options;
+mod islands;
 pub mod life;
 pub mod log;
 pub mod machine_traces;

@@ -16,6 +16,7 @@ use zbelastic_trainer::model::{
     frozen_tensors, model_layers,
 };
 use zbelastic_trainer::optimizer::{LrDecay, OptimizerConfig, OptimizerKind, WeightDecayScope};
+use zbelastic_trainer::outer::OuterSchedule;
 use zbelastic_trainer::plan::{Plan, PlanRequest, ReplicaCount};
 use zbelastic_trainer::stage::{InitialWeights, StageSetup};
 use zbelastic_types::Digest;
@@ -27,6 +28,7 @@ use crate::digest_model::{DigestShape, DigestSource};
 use crate::digest_reference::{DigestReference, GradientAddends};
 use crate::failure::LifeFailure;
 use crate::float_model::{CpuBackendFactory, FloatModel, FloatReference, one_thread};
+use crate::islands::SimulatedIslands;
 use crate::log::EventLog;
 use crate::markers::Markers;
 use crate::options::{ComputeModelKind, LifeOptions};
@@ -108,7 +110,8 @@ fn live_digest(case: &LifeCase, log: &mut EventLog) -> LifeOutcome {
     let shape =
         DigestShape { seed: case.seed, layer_tensors, spike_share: case.options.spike_share };
     let addends = GradientAddends::of(spec.microbatch_count, &stage.plan);
-    let reference = DigestReference::with_addends(shape.clone(), addends);
+    let islands = islands(case, &stage);
+    let reference = DigestReference::among_islands(shape.clone(), addends, islands.clone());
     let source = DigestSource { seed: case.seed };
     let model = Box::new(move |faults: &crate::numeric_faults::NumericFaults| DigestModel {
         shape: shape.clone(),
@@ -116,13 +119,14 @@ fn live_digest(case: &LifeCase, log: &mut EventLog) -> LifeOutcome {
         leftovers: Rc::new(RefCell::new(BTreeMap::new())),
     });
     let setup = LifeSetup { spec: Arc::new(spec), stage, model, source };
-    World::new(case, setup, LifeReference::Digest(reference), log).run()
+    World::new(case, setup, (LifeReference::Digest(reference), islands), log).run()
 }
 
 fn live_float(case: &LifeCase, log: &mut EventLog) -> LifeOutcome {
     let (spec, stage) = parts(case);
     let corpus = corpus(case, &stage);
-    let reference = FloatReference::new(stage.clone(), corpus.clone());
+    let islands = islands(case, &stage);
+    let reference = FloatReference::new(stage.clone(), corpus.clone(), islands.clone());
     let base = stage.clone();
     let model = Box::new(move |faults: &crate::numeric_faults::NumericFaults| FloatModel {
         model: BackendStageFactory {
@@ -138,7 +142,12 @@ fn live_float(case: &LifeCase, log: &mut EventLog) -> LifeOutcome {
         faults: faults.clone(),
     });
     let setup = LifeSetup { spec: Arc::new(spec), stage, model, source: corpus };
-    World::new(case, setup, LifeReference::Float(Box::new(reference)), log).run()
+    World::new(case, setup, (LifeReference::Float(Box::new(reference)), islands), log).run()
+}
+
+/// The other island of a life, if there is one.
+fn islands(case: &LifeCase, stage: &StageSetup) -> Option<SimulatedIslands> {
+    Some(SimulatedIslands::new(stage.outer.clone()?, case.options.model))
 }
 
 /// The job and the run of a case.
@@ -210,6 +219,8 @@ fn stage_setup(
         window,
     };
     let plan = Plan::new(request).expect("one stage runs anything");
+    let outer = options.islands.clone();
+    let outer = outer.map(|config| OuterSchedule::new(config, &model, options.steps));
     StageSetup {
         plan,
         model,
@@ -236,6 +247,7 @@ fn stage_setup(
         injections: Vec::new(),
         copies_wanted: false,
         attest_every: 0,
+        outer: outer.map(Arc::new),
     }
 }
 

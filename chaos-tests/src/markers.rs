@@ -109,6 +109,10 @@ pub enum Marker {
     DriftKept,
     /// Two pipelines made one gradient of theirs.
     PipelinesAdded,
+    /// Weights of another island were mixed into a layer.
+    IslandsMixed,
+    /// A version of a layer was published for other islands more than once.
+    PublishedAgain,
     /// A pipeline got the sum of all for numbers that another one added.
     SumsGathered,
     /// A worker was lost while each layer was trained by several pipelines, and none was read from a
@@ -138,7 +142,7 @@ pub enum Marker {
 
 impl Marker {
     /// All markers, in the order of the report.
-    pub const ALL: [Self; 62] = [
+    pub const ALL: [Self; 64] = [
         Self::Clipped,
         Self::Skipped,
         Self::Replayed,
@@ -190,6 +194,8 @@ impl Marker {
         Self::DriftReplanned,
         Self::DriftKept,
         Self::PipelinesAdded,
+        Self::IslandsMixed,
+        Self::PublishedAgain,
         Self::SumsGathered,
         Self::PipelineLost,
         Self::Rerouted,

@@ -10,8 +10,10 @@ use zbelastic_consensus::job::{STAGES_MAX, WindowPolicy};
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::MicrobatchShape;
+use zbelastic_trainer::outer::OuterConfig;
 use zbelastic_trainer::plan::{BatchShape, LaneCount, ReplicaCount, SliceBalance};
 
+use crate::island_options::draw_islands;
 use crate::random::{DrawPurpose, Draws};
 use crate::speed_drift::SpeedDrift;
 use crate::work_durations::WorkDurations;
@@ -197,6 +199,9 @@ pub struct LifeOptions {
     /// How fast machines are, in a life where plans follow that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drift: Option<SpeedDrift>,
+    /// How weights are exchanged with another island, if the cluster is one of two.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub islands: Option<OuterConfig>,
     /// The faults of the network.
     pub network: NetworkOptions,
     /// The classes of faults there are.
@@ -337,6 +342,7 @@ impl LifeOptions {
             lanes: LaneCount::ONE,
             replicas: ReplicaCount::ONE,
             drift: None,
+            islands: None,
             piece_copies: 0,
             old_programs: false,
             network: draw_network(&mut draws, &classes),
@@ -350,6 +356,7 @@ impl LifeOptions {
         options.draw_replicas(&mut Draws::new(seed, DrawPurpose::Replicas));
         options.draw_drift(seed, training_us);
         options.draw_piece_copies(&mut Draws::new(seed, DrawPurpose::Keepers));
+        options.islands = draw_islands(&mut Draws::new(seed, DrawPurpose::Islands));
         options.old_programs = Draws::new(seed, DrawPurpose::Programs).chance(OLD_PROGRAMS_SHARE);
         options
     }
@@ -571,6 +578,9 @@ impl fmt::Display for LifeOptions {
         )?;
         if self.old_programs {
             writeln!(f, "programs are changed")?;
+        }
+        if let Some(islands) = &self.islands {
+            writeln!(f, "{islands:?}")?;
         }
         if let Some(pace) = &self.pace {
             writeln!(f, "work that takes long {pace:?}")?;

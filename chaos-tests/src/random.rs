@@ -54,6 +54,10 @@ pub enum DrawPurpose {
     HousekeepingDisks = 22,
     /// Which disks keep the pieces of checkpoints.
     Keepers = 23,
+    /// Which lives are an island among others, and how they exchange weights.
+    Islands = 24,
+    /// How long folders of islands take.
+    IslandFolders = 25,
 }
 
 /// A stream of draws: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).

@@ -10,6 +10,7 @@ mod controllers;
 mod crash;
 mod damage;
 mod ending;
+mod island_folders;
 mod long_work;
 mod machines;
 mod numbers;
@@ -30,6 +31,7 @@ use zbelastic_consensus::session::SessionInput;
 use zbelastic_planner::ReviewedPlan;
 use zbelastic_trainer::data::BatchSource;
 use zbelastic_trainer::elastic::StageFactory;
+use zbelastic_trainer::outer::OuterRequest;
 use zbelastic_trainer::runtime::PeerFrame;
 use zbelastic_trainer::stage::StageSetup;
 use zbelastic_types::{Generation, NodeId};
@@ -42,6 +44,7 @@ use crate::case::LifeCase;
 use crate::check::InvariantChecker;
 use crate::crash_points::CrashPointCounts;
 use crate::failure::LifeFailure;
+use crate::islands::SimulatedIslands;
 use crate::log::EventLog;
 use crate::markers::Markers;
 use crate::numeric_faults::NumericFaults;
@@ -104,6 +107,12 @@ enum WorldEvent {
         life: u64,
         key: PieceKey,
     },
+    /// A folder of islands did what was requested.
+    IslandAnswer {
+        node: NodeId,
+        life: u64,
+        request: Box<OuterRequest>,
+    },
     WriteDone {
         node: NodeId,
         life: u64,
@@ -162,6 +171,7 @@ impl WorldEvent {
             | Self::Reviewed { node, .. }
             | Self::OpDone { node, .. }
             | Self::ReadDone { node, .. }
+            | Self::IslandAnswer { node, .. }
             | Self::WriteDone { node, .. }
             | Self::Served { node, .. }
             | Self::Command { node, .. }
@@ -231,12 +241,12 @@ impl<'a, M: StageFactory, S: BatchSource + Clone> World<'a, M, S> {
     pub fn new(
         case: &'a LifeCase,
         setup: LifeSetup<M, S>,
-        reference: LifeReference,
+        (reference, islands): (LifeReference, Option<SimulatedIslands>),
         log: &'a mut EventLog,
     ) -> Self {
         let checker = InvariantChecker::new(reference, setup.spec.clone());
         let mut world = Self {
-            env: Surroundings::new(case, checker, log),
+            env: Surroundings::new(case, (checker, islands), log),
             controllers: Controllers::new(setup.stage.clone()),
             workers: Workers::new(setup),
         };
@@ -369,6 +379,9 @@ impl<'a, M: StageFactory, S: BatchSource + Clone> World<'a, M, S> {
             }
             WorldEvent::ReadDone { node, life, key } => {
                 self.workers.handle_read_done(&mut self.env, node, life, key)
+            }
+            WorldEvent::IslandAnswer { node, life, request } => {
+                island_folders::answer(&mut self.workers, &mut self.env, (node, life), *request);
             }
             WorldEvent::WriteDone { node, life, key, generation } => {
                 let written = (key, generation);

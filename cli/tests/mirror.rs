@@ -11,7 +11,7 @@ mod s3_server;
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use harness::{NodeProcess, SpawnedCluster, free_address, spawn, zbelastic};
 use mirrored::mirrored;
@@ -139,6 +139,58 @@ fn a_mirror_without_a_place_is_refused_by_the_names_of_key_and_argument() {
     let copied = copied.expect("the binary runs");
     assert!(copied.status.success(), "{}", text(&copied));
     assert!(place.join("checkpoints").exists());
+}
+
+/// Islands meet in buckets, with layers that are more than one request carries.
+#[test]
+fn islands_meet_in_buckets() {
+    let store = tempfile::tempdir().expect("a folder");
+    for bucket in ["zone-a", "zone-b"] {
+        fs::create_dir(store.path().join(bucket)).expect("a bucket");
+    }
+    let server = S3Server::start(store.path(), true);
+    let root = tempfile::tempdir().expect("a folder");
+    let island = |island: u32| {
+        let mut command = zbelastic(root.path());
+        let settings = [
+            "model.preset=tiny",
+            "model.layers=1",
+            "model.width=512",
+            "model.heads=8",
+            "train.seq_len=16",
+            "train.global_batch=1",
+            "train.microbatch=1",
+            "train.steps=6",
+            "data.held_out=0",
+            "sync.every=4",
+            "sync.overlap=1",
+            "sync.folders=[\"s3://zone-a/run\",\"s3://zone-b/run\"]",
+            &format!("sync.island={island}"),
+        ]
+        .map(str::to_owned);
+        command.current_dir(root.path()).args(["train", "--threads-only", "--workers", "1"]);
+        command.args(settings.iter().flat_map(|setting| ["--set", setting]));
+        command.args(["--out", &format!("island-{island}")]);
+        let mut command = with_credentials(command, &server);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary runs")
+    };
+    let islands = [island(0), island(1)];
+    // Of a server that is busy parts are requested again.
+    server.be_busy(2);
+    for child in islands {
+        let output = child.wait_with_output().expect("it ends");
+        assert!(output.status.success(), "{}", text(&output));
+    }
+    let model = |island: u32| {
+        fs::read(root.path().join(format!("island-{island}/model/model.safetensors")))
+    };
+    assert!(model(0).expect("written") == model(1).expect("written"), "islands end alike");
+    let largest = fs::read_dir(store.path().join("zone-b/run/outer/00002")).expect("a layer");
+    let parts = largest.filter(|entry| {
+        let name = entry.as_ref().expect("an entry").file_name();
+        name.to_string_lossy().starts_with("00000000000000000006-")
+    });
+    assert!(parts.count() > 2, "a state of several parts");
 }
 
 fn first_chunk(folder: &Path) -> std::path::PathBuf {

@@ -10,6 +10,7 @@ use zbelastic_consensus::validation::GuardPolicy;
 use zbelastic_kernels::cuda::limits::{self, LimitError};
 use zbelastic_trainer::model::{LoraSettings, MicrobatchShape, ModelConfig};
 use zbelastic_trainer::optimizer::{OptimizerConfig, OptimizerKind};
+use zbelastic_trainer::outer::OuterConfigError;
 use zbelastic_trainer::plan::{
     AUTO_KINDS, BatchShape, LaneCount, LaneError, ReplicaCount, is_legal_cut,
 };
@@ -27,7 +28,7 @@ use super::settings::{ConfigOrigin, ConfigSettings};
 use super::words::OptimizerChoice;
 use super::{
     ArithmeticConfig, AsyncConfig, CheckpointConfig, DeviceChoice, ElasticConfig, MemoryConfig,
-    RunConfig, ScheduleChoice, WeightSource,
+    RunConfig, ScheduleChoice, SyncConfig, WeightSource,
 };
 
 pub(super) use stores::tokens_config;
@@ -63,6 +64,7 @@ pub fn build(
     builder.check_optimizer();
     builder.check_slices(&batch);
     builder.check_lanes(&batch);
+    builder.check_sync();
     match model {
         Some((model, weights)) if builder.problems.is_empty() => {
             Ok(run_config(&reader, (model, lora), weights, batch))
@@ -114,6 +116,7 @@ fn run_config(
         slice_count: (slices > 0).then_some(slices),
         asynchronous: asynchronous(reader),
         stage_bytes_max: (max > 0).then_some(Bytes(max)),
+        sync: SyncConfig::read(reader),
         window: reader.choice(Key::Window),
         memory: memory(reader),
         checkpoint: checkpoint(reader),
@@ -397,6 +400,27 @@ impl ConfigBuilder<'_> {
             }
         };
         self.report(keys, |key, beside| ConfigProblem::Lanes {
+            at: settings.origin(key),
+            error,
+            beside,
+        });
+    }
+
+    fn check_sync(&mut self) {
+        let reader = self.reader;
+        let settings = reader.settings;
+        let Some(sync) = SyncConfig::read(&reader) else { return };
+        let checked = sync.outer.check(reader.count(Key::Steps));
+        let Err(error) = checked.and_then(|()| sync.check_folders()) else { return };
+        let keys: &[Key] = match error {
+            OuterConfigError::Islands { .. } => &[Key::SyncFolders, Key::SyncEvery],
+            OuterConfigError::SameFolder { .. } => &[Key::SyncFolders],
+            OuterConfigError::Island { .. } => &[Key::SyncIsland, Key::SyncFolders],
+            OuterConfigError::Overlap { .. } => &[Key::SyncOverlap, Key::SyncEvery],
+            OuterConfigError::Fragments { .. } => &[Key::SyncFragments, Key::SyncEvery],
+            OuterConfigError::Steps { .. } => &[Key::Steps, Key::SyncOverlap],
+        };
+        self.report(keys, |key, beside| ConfigProblem::Sync {
             at: settings.origin(key),
             error,
             beside,

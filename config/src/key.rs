@@ -11,6 +11,7 @@ use zbelastic_policy::tick::{HEARTBEAT_MS, HEARTBEATS_LEAST};
 use zbelastic_schedule::TEXT_COUNT_MAX;
 use zbelastic_trainer::model::{AttentionBias, Family, LoraInit, LoraScaling};
 use zbelastic_trainer::optimizer::{LrDecay, WeightDecayScope};
+use zbelastic_trainer::outer::ISLANDS_MAX;
 use zbelastic_trainer::plan::{LaneCount, ReplicaCount, SliceBalance};
 
 use super::kind::{NumberRange, ValueKind};
@@ -257,6 +258,23 @@ keys! {
     /// AMPNet: the order.txt of such a run, to run its order again, to the same bits.
     AmpNetOrder: "schedule.ampnet_order", Text, Described("none: the order is found");
 
+    /// Islands: steps from one exchange of a layer's weights with other runs to the next (DiLoCo); 0: it is one run alone.
+    SyncEvery: "sync.every", Count(0, STEPS_MAX), Literal("0");
+    /// A folder, s3://, gs:// or az:// for each island, in the same order everywhere: each writes its own and reads the others.
+    SyncFolders: "sync.folders", Texts, Literal("[]");
+    /// Which of them this run is, counted from 0.
+    SyncIsland: "sync.island", Count(0, ISLANDS_MAX as u64 - 1), Literal("0");
+    /// Groups of layers whose weights are exchanged at different steps.
+    SyncFragments: "sync.fragments", Count(1, LAYERS_MAX), Literal("4");
+    /// Steps from sending weights to mixing in what came of them: so long the others' may be on their way.
+    SyncOverlap: "sync.overlap", Count(1, STEPS_MAX), Literal("5");
+    /// Share of its own weights that an island keeps when it mixes.
+    SyncLocalShare: "sync.local_share", Number(BelowOne), Literal("0.5");
+    /// Learning rate of the outer step.
+    SyncLr: "sync.lr", Number(FromZero), Literal("0.7");
+    /// Nesterov momentum of the outer step.
+    SyncMomentum: "sync.momentum", Number(BelowOne), Literal("0.9");
+
     /// What passes compute again: nothing, everything but what a chunk reads, or recompute_ops.
     Recompute: "memory.recompute", Word(words::<RecomputeMode>), Literal("\"none\"");
     /// With selective: what each layer computes again.
@@ -304,13 +322,14 @@ keys! {
 }
 
 /// The sections in the order of the table, each with its subject.
-pub const SECTIONS: [(&str, &str); 10] = [
+pub const SECTIONS: [(&str, &str); 11] = [
     ("model", "what is trained"),
     ("data", "what it is trained on"),
     ("train", "how long, in which batches"),
     ("lora", "what is trained in place of the whole model"),
     ("optimizer", "how weights change"),
     ("schedule", "how the pipeline works"),
+    ("sync", "with which other runs it exchanges weights"),
     ("memory", "what passes keep, and where"),
     ("guard", "which steps are not taken"),
     ("checkpoint", "what a cluster keeps on disk"),

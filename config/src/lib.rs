@@ -33,6 +33,7 @@ mod reader;
 mod same_bits;
 mod settings;
 mod steps;
+mod sync;
 #[cfg(test)]
 mod tests;
 pub mod text;
@@ -56,7 +57,8 @@ pub use note::{BYTE_VALUES, ConfigNote};
 pub use plan_failure::plan_failure;
 pub use presets::{PRESET_DEFAULT, PRESETS, Preset};
 pub use settings::{ConfigFlag, ConfigSettings, ConfigSources, flag_value};
-pub use steps::{check_cluster_can_run, check_needs_no_steps};
+pub use steps::{check_cluster_can_run, check_needs_no_steps, check_no_island};
+pub use sync::{SyncConfig, outer_schedule, rounds_kept};
 pub use tokens::{BYTES_TOKENIZER, StoreShare, TokensConfig, TokensError};
 pub use value::ConfigValue;
 
@@ -139,6 +141,9 @@ pub struct RunConfig {
     pub asynchronous: AsyncConfig,
     /// Most memory of a stage.
     pub stage_bytes_max: Option<Bytes>,
+    /// The other islands of the run, if there are any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sync: Option<SyncConfig>,
     /// How far steps run ahead of their verdict.
     pub window: WindowChoice,
     /// The activations that passes keep, and where.
@@ -387,6 +392,7 @@ impl RunConfig {
             injections: Vec::new(),
             copies_wanted: false,
             attest_every: 0,
+            outer: outer_schedule(self),
         }
     }
 

@@ -8,6 +8,7 @@ use zbelastic_schedule::ScheduleKind;
 use zbelastic_schedule::asynchronous::AsyncKind;
 use zbelastic_trainer::hf::{AdapterConfigError, ConfigError};
 use zbelastic_trainer::model::{FreezeError, LoraError, ModelError};
+use zbelastic_trainer::outer::OuterConfigError;
 use zbelastic_trainer::plan::{LaneError, SliceBalance};
 use zbelastic_wording::FailureDetail;
 
@@ -117,6 +118,15 @@ pub enum ConfigProblem {
         at: SettingOrigin,
         /// Why it cannot.
         error: LaneError,
+        /// The other values that matter, if their origin is another.
+        beside: Vec<EffectiveSetting>,
+    },
+    /// Islands that cannot train together so.
+    Sync {
+        /// Origin of the key's value.
+        at: SettingOrigin,
+        /// Why they cannot.
+        error: OuterConfigError,
         /// The other values that matter, if their origin is another.
         beside: Vec<EffectiveSetting>,
     },
@@ -313,6 +323,7 @@ impl ConfigProblem {
                 wording::microbatch(at, *microbatch, *global_batch, beside)
             }
             Self::Lanes { at, error, beside } => wording::lanes(at, error, beside),
+            Self::Sync { at, error, beside } => wording::sync(at, *error, beside),
             Self::Boundary { at, tokens, width, beside } => {
                 wording::boundary(at, *tokens, *width, beside)
             }

@@ -56,6 +56,15 @@ mod tests {
         let chimera = two_lanes("[schedule]\nkind = \"chimera\"\n");
         assert!(two_lanes("").makes_same_bits(&chimera));
         assert!(two_lanes("").makes_same_bits(&two_lanes("[schedule]\nreplicas = 2\n")));
+        let islands = |folders: &str, island: u32| {
+            let island = format!("every = 9\nisland = {island}\n");
+            config(&format!("[sync]\nfolders = [{folders}]\n{island}"))
+        };
+        let first = islands("\"a\", \"b\"", 0);
+        assert!(first.makes_same_bits(&islands("\"a\", \"b\"", 0)));
+        assert!(!first.makes_same_bits(&islands("\"a\", \"b\"", 1)));
+        // What was exchanged lies in the folders.
+        assert!(!first.makes_same_bits(&islands("\"a\", \"s3://c/d\"", 0)));
         let named = |pattern: &str| config(&format!("[train]\nfreeze = [\"{pattern}\"]\n"));
         assert!(named("embed").makes_same_bits(&named("embed.*")));
         let adapted = |target: &str| config(&format!("[lora]\nrank = 2\ntargets = \"{target}\"\n"));
@@ -71,6 +80,7 @@ mod tests {
             "[optimizer]\nlr = 0.002\n",
             "[train]\nlanes = 2\n",
             "[schedule]\nkind = \"seq1f1b\"\n",
+            "[sync]\nevery = 9\nfolders = [\"a\", \"b\"]\n",
         ] {
             assert!(!held.makes_same_bits(&config(text)), "{text}");
         }

@@ -3,7 +3,7 @@
 
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_schedule::asynchronous::AsyncKind;
-use zbelastic_wording::{CommandFailure, FailureDetail};
+use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 
 use super::{OffloadMode, RecomputeMode, RunConfig, WindowChoice};
 
@@ -22,6 +22,24 @@ pub fn check_cluster_can_run(config: &RunConfig) -> Result<(), CommandFailure> {
             Err(CommandFailure::usage("the configuration", vec![detail]))
         }
     }
+}
+
+/// Whether a run can go on from another one's checkpoint: one that is an island goes on from what the
+/// islands exchanged, and of a branch there is nothing yet.
+///
+/// # Errors
+/// If it cannot.
+pub fn check_no_island(config: &RunConfig, flag: &str) -> Result<(), CommandFailure> {
+    if config.sync.is_none() {
+        return Ok(());
+    }
+    let what = "an island does not go on from the checkpoint of another run";
+    let detail = FailureDetail::new("its folders have no weights of that step").at(flag).hint(
+        "a run from its model: --set model.from_hf=FOLDER/model, with folders of its own in sync.folders",
+    );
+    let mut failure = CommandFailure::new(FailureCode::WrongState, what);
+    failure.details = vec![detail];
+    Err(failure)
 }
 
 /// Whether `config` sets nothing that needs steps.
@@ -83,6 +101,14 @@ pub fn check_needs_no_steps(config: &RunConfig, kind: AsyncKind) -> Result<(), C
             ),
         ),
         (
+            config.sync.is_some(),
+            refused(
+                "sync.every",
+                "islands exchange the weights of a step, and there is none",
+                "--set sync.every=0",
+            ),
+        ),
+        (
             config.evaluate_every > 0,
             refused(
                 "train.eval_every",
@@ -104,7 +130,7 @@ pub fn check_needs_no_steps(config: &RunConfig, kind: AsyncKind) -> Result<(), C
 mod tests {
     use zbelastic_schedule::asynchronous::AsyncKind;
 
-    use super::{check_cluster_can_run, check_needs_no_steps};
+    use super::{check_cluster_can_run, check_needs_no_steps, check_no_island};
     use crate::tests::load_text;
 
     fn details(text: &str) -> Vec<Option<String>> {
@@ -116,7 +142,7 @@ mod tests {
     #[test]
     fn what_needs_steps_is_refused_with_what_to_do() {
         let text = "[schedule]\nwindow = 1\n[guard]\nnonfinite = \"replay\"\ngnorm_z = 6.0\n\
-                    [train]\neval_every = 10\nlanes = 2\n[memory]\nrecompute = \"full\"\noffload = \"needed\"\n";
+                    [train]\neval_every = 10\nlanes = 2\n[sync]\nevery = 9\nfolders = [\"a\", \"b\"]\n[memory]\nrecompute = \"full\"\noffload = \"needed\"\n";
         let text = format!("[model]\npreset = \"tiny\"\n{text}");
         let expected = [
             "schedule.window",
@@ -125,6 +151,7 @@ mod tests {
             "guard.gnorm_z",
             "memory.recompute",
             "memory.offload",
+            "sync.every",
             "train.eval_every",
         ];
         assert_eq!(details(&text), expected.map(|place| Some(place.to_owned())));
@@ -135,6 +162,18 @@ mod tests {
         let text = "[model]\npreset = \"tiny\"\n[train]\ndevice = \"cuda\"\nprecision = \"bf16\"\n";
         let config = load_text(text).expect("legal").config;
         assert_eq!(check_needs_no_steps(&config, AsyncKind::PipeDream), Ok(()));
+    }
+
+    #[test]
+    fn an_island_goes_on_from_no_other_run() {
+        let config = |sync: &str| {
+            let text = format!("[model]\npreset = \"tiny\"\n{sync}");
+            load_text(&text).expect("legal").config
+        };
+        assert_eq!(check_no_island(&config(""), "--from"), Ok(()));
+        let island = config("[sync]\nevery = 9\nfolders = [\"a\", \"b\"]\n");
+        let failure = check_no_island(&island, "--from").expect_err("an island");
+        assert!(failure.to_string().contains("model.from_hf"), "{failure}");
     }
 
     #[test]

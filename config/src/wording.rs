@@ -15,6 +15,7 @@ use zbelastic_kernels::cuda::limits::LimitError;
 use zbelastic_schedule::asynchronous::AsyncKind;
 use zbelastic_schedule::{GenerateError, ScheduleKind};
 use zbelastic_trainer::model::ModelError;
+use zbelastic_trainer::outer::OuterConfigError;
 use zbelastic_trainer::plan::{
     LaneCount, LaneError, PlanError, ReplicaCount, SLICES_OF_EQUAL_TIME_MAX, SliceBalance,
 };
@@ -307,6 +308,44 @@ pub(super) fn lanes_hint(error: &LaneError) -> (&'static str, String) {
             "train.lanes = 2 or more, or another schedule.kind".to_owned(),
         ),
     }
+}
+
+pub(super) fn sync(
+    at: &SettingOrigin,
+    error: OuterConfigError,
+    beside: &[EffectiveSetting],
+) -> FailureDetail {
+    let (why, hint) = match error {
+        OuterConfigError::Islands { .. } => (
+            "each island writes its weights into a folder of its own and reads the others'",
+            "sync.folders = [\"s3://one/run\", \"s3://two/run\"], or sync.every = 0 for a run alone"
+                .to_owned(),
+        ),
+        OuterConfigError::SameFolder { .. } => (
+            "each island writes its weights into a folder of its own and reads the others'",
+            "a folder for each in sync.folders".to_owned(),
+        ),
+        OuterConfigError::Island { islands, .. } => {
+            ("it is the place of its own folder", format!("sync.island = {} or less", islands - 1))
+        }
+        OuterConfigError::Overlap { every, .. } => {
+            let most = every.saturating_sub(1).max(1);
+            let hint = format!("sync.overlap = {most} or less, or a larger sync.every");
+            ("of a layer one exchange is under way at a time", hint)
+        }
+        OuterConfigError::Fragments { every, .. } => (
+            "each is sent at a step of its own",
+            format!("sync.fragments = {every} or less, or a larger sync.every"),
+        ),
+        OuterConfigError::Steps { overlap, .. } => (
+            "islands end with the same weights, which takes as many steps",
+            format!("train.steps = {} or more, or a smaller sync.overlap", overlap + 1),
+        ),
+    };
+    FailureDetail::new(format!("sync: {error}"))
+        .at(at.to_string())
+        .why(with_given(why, beside))
+        .hint(hint)
 }
 
 pub(super) fn boundary(

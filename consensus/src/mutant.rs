@@ -91,6 +91,10 @@ pub enum Mutant {
     M57IoFaultRefuses,
     /// m58: a checkpoint is given up though a member with a piece on its disk was just lost; R11 off.
     M58DisksNotAwaited,
+    /// m59: a step is reported before the weights that it begins with are published to other islands.
+    M59ReportedBeforePublished,
+    /// m60: a copy does not mix in what came of other islands.
+    M60CopyNotMixed,
 }
 
 #[cfg(feature = "mutants")]

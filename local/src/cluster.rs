@@ -65,6 +65,7 @@ pub fn train_on<O: ExecutorFactory>(
                 stage,
                 setup: job.setup.clone(),
                 corpus: job.corpus.clone(),
+                islands: job.islands.as_ref(),
                 factory,
                 clock,
                 mailbox,

@@ -6,6 +6,7 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError};
 use std::time::{Duration, Instant};
 
 use zbelastic_consensus::validation::{LeaderHalf, Ledger, Proposal, Seal, Verdict};
+use zbelastic_islands::ExchangeStartError;
 use zbelastic_kernels::DeviceFault;
 use zbelastic_kernels::HostFloats;
 use zbelastic_machine::device::code_of_fault;
@@ -135,6 +136,12 @@ impl<'a> Coordinator<'a> {
                 CoordinatorMessage::Faulted { stage, device, fault } => {
                     return Err(faulted(stage, &device, &fault, self.steps_done));
                 }
+                CoordinatorMessage::NoExchange { stage, error } => {
+                    return Err(no_exchange(stage, &error));
+                }
+                CoordinatorMessage::Islands { stage, text } => {
+                    self.report(ProgressEvent::Islands(format!("stage {stage}: {text}")));
+                }
                 CoordinatorMessage::Died { stage } => return Err(died(stage)),
             }
         }
@@ -253,6 +260,13 @@ fn store_failed(stage: StageIndex, error: StashStoreError) -> CommandFailure {
             .hint("space on the disk of the run's folder, or memory.offload_store = \"memory\""),
     ];
     failure
+}
+
+fn no_exchange(stage: StageIndex, error: &ExchangeStartError) -> CommandFailure {
+    let what = format!("stage {stage} cannot exchange weights with other islands");
+    let hint = "a folder, s3://, gs:// or az://, with the credentials of its provider's tools";
+    let detail = FailureDetail::new(error.to_string()).at("sync.folders").hint(hint);
+    CommandFailure::usage(&what, vec![detail])
 }
 
 /// A store that was altered or removed while it was read ends a run in one process.

@@ -2,6 +2,7 @@
 
 use zbelastic_consensus::checkpoint::LayerDigest;
 use zbelastic_consensus::validation::GradientReport;
+use zbelastic_islands::ExchangeStartError;
 use zbelastic_kernels::{AllocateError, DeviceFault};
 use zbelastic_schedule::TreeExchange;
 use zbelastic_timing::MeasuredSlice;
@@ -63,6 +64,20 @@ pub enum CoordinatorMessage {
         device: String,
         /// Error of the device.
         fault: DeviceFault,
+    },
+    /// A stage cannot exchange weights with other islands.
+    NoExchange {
+        /// Stage that was to.
+        stage: StageIndex,
+        /// Why it cannot.
+        error: ExchangeStartError,
+    },
+    /// What a stage waits for in other islands, or what was wrong with their folders.
+    Islands {
+        /// Stage that says it.
+        stage: StageIndex,
+        /// What it says.
+        text: String,
     },
     /// A worker's thread panicked.
     Died {

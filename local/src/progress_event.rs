@@ -9,7 +9,7 @@ use zbelastic_types::Step;
 use super::messages::HeldOutLoss;
 
 /// An event of a run in progress.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum ProgressEvent {
     /// A step is sealed for good.
     Step(StepRecord),
@@ -17,6 +17,8 @@ pub enum ProgressEvent {
     Rollback(Rollback),
     /// The loss on held-out text.
     Evaluated(HeldOutLoss),
+    /// A stage waits for other islands, or something is wrong with their weights: in words.
+    Islands(String),
 }
 
 /// A step that was sealed for good.

@@ -1,10 +1,12 @@
 //! A worker: one thread, one device, one stage.
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use zbelastic_data::training_data::TrainingData;
+use zbelastic_islands::{ExchangeEvent, ExchangeSetup, ExchangeThread};
 use zbelastic_kernels::{AllocateError, DeviceFault};
 use zbelastic_schedule::render::chrome_trace::category;
 use zbelastic_timing::{
@@ -15,10 +17,24 @@ use zbelastic_trainer::stage::{
     BoundaryFrameRefusal, EngineActivity, EngineProgress, Event, EventRefusal, OperationClock,
     Output, PartialRefusal, SealedState, StageEngine, StageExecutor, StageSetup, WaitReason,
 };
-use zbelastic_types::StageIndex;
+use zbelastic_types::{LayerId, StageIndex};
 
 use super::executor_factory::ExecutorFactory;
 use super::messages::{CoordinatorMessage, HeldOutLoss, StageResult, WorkerMessage};
+
+/// How soon a worker that waits for other islands looks again.
+const ISLANDS_POLL: Duration = Duration::from_millis(10);
+
+/// A step that waits for other islands for so long says so: a fragment needs less over any link that it
+/// was planned for.
+const LONG_WAIT: Duration = Duration::from_secs(10);
+
+/// A step's wait for other islands.
+#[derive(Default)]
+struct IslandWait {
+    since: Option<Instant>,
+    is_said: bool,
+}
 
 type WorkerEngine<O> = StageEngine<<O as ExecutorFactory>::Executor, Arc<TrainingData>>;
 
@@ -30,6 +46,8 @@ pub struct StageWorker<'a, O> {
     pub setup: Arc<StageSetup>,
     /// Where batches come from.
     pub corpus: Arc<TrainingData>,
+    /// How weights are exchanged with other islands, if the run is one of several.
+    pub islands: Option<&'a ExchangeSetup>,
     /// The factory of its executor.
     pub factory: &'a O,
     /// The clock that all slices are read from.
@@ -53,10 +71,18 @@ impl<O: ExecutorFactory> StageWorker<'_, O> {
     /// Trains to the end of the run, or until it receives [`WorkerMessage::Abort`].
     pub fn run(self) {
         let guard = WorkerUnwindGuard { stage: self.stage, coordinator: self.coordinator.clone() };
+        let exchange = match self.islands.map(ExchangeThread::start).transpose() {
+            Ok(exchange) => exchange,
+            Err(error) => {
+                let stage = self.stage;
+                self.report(CoordinatorMessage::NoExchange { stage, error });
+                return drop(guard);
+            }
+        };
         match self.engine() {
             Ok(engine) => {
                 self.report(CoordinatorMessage::Ready);
-                self.drive(engine);
+                self.drive(engine, exchange.as_ref());
             }
             Err(AllocateError { fault: Some(fault), .. }) => self.report_fault(*fault),
             Err(error) => self.report(CoordinatorMessage::OutOfMemory { stage: self.stage, error }),
@@ -71,12 +97,14 @@ impl<O: ExecutorFactory> StageWorker<'_, O> {
         Ok(StageEngine::begin_run(setup, self.stage, executor, corpus))
     }
 
-    fn drive(&self, mut engine: WorkerEngine<O>) {
+    fn drive(&self, mut engine: WorkerEngine<O>, exchange: Option<&ExchangeThread>) {
         let mut slices = SliceLog::default();
+        let mut island_wait = IslandWait::default();
         loop {
             if self.poll_mailbox(&mut engine) == LoopControl::Abort {
                 return;
             }
+            self.receive_of_islands(&mut engine, exchange);
             let start_us = self.clock.now_us();
             let progress = engine.run_next();
             if let Some(fault) = self.corpus.fault() {
@@ -88,11 +116,14 @@ impl<O: ExecutorFactory> StageWorker<'_, O> {
             if let &EngineProgress::Ran(activity) = &progress {
                 self.log(&mut slices, &engine, SliceActivity::Ran(activity), start_us);
             }
-            self.deliver(&mut engine, &mut slices);
+            self.deliver(&mut engine, exchange, &mut slices);
             match progress {
-                EngineProgress::Ran(_) => {}
+                EngineProgress::Ran(_) => island_wait = IslandWait::default(),
                 EngineProgress::Blocked(wait) => {
-                    if self.await_message(&mut engine) == LoopControl::Abort {
+                    if let WaitReason::Outer { layer } = wait {
+                        self.note_wait(&mut island_wait, layer, exchange);
+                    }
+                    if self.await_message(&mut engine, wait) == LoopControl::Abort {
                         return;
                     }
                     self.log_wait(&mut slices, &engine, wait, start_us);
@@ -149,7 +180,7 @@ impl<O: ExecutorFactory> StageWorker<'_, O> {
         start_us: f64,
     ) {
         match wait {
-            WaitReason::Frame { .. } | WaitReason::Partial { .. } => {}
+            WaitReason::Frame { .. } | WaitReason::Partial { .. } | WaitReason::Outer { .. } => {}
             WaitReason::Prefix => {
                 self.log(slices, engine, SliceActivity::Waited(engine.turn()), start_us)
             }
@@ -168,15 +199,64 @@ impl<O: ExecutorFactory> StageWorker<'_, O> {
         LoopControl::Continue
     }
 
-    fn await_message(&self, engine: &mut WorkerEngine<O>) -> LoopControl {
-        match self.mailbox.recv() {
+    fn await_message(&self, engine: &mut WorkerEngine<O>, wait: WaitReason) -> LoopControl {
+        let received = match wait {
+            // Islands answer elsewhere.
+            WaitReason::Outer { .. } => self.mailbox.recv_timeout(ISLANDS_POLL),
+            WaitReason::Frame { .. }
+            | WaitReason::Prefix
+            | WaitReason::Partial { .. }
+            | WaitReason::Seal(_) => {
+                self.mailbox.recv().map_err(|_| RecvTimeoutError::Disconnected)
+            }
+        };
+        match received {
             Ok(message) => handle::<O>(engine, message),
+            Err(RecvTimeoutError::Timeout) => LoopControl::Continue,
             // Every sender is gone, so the missing messages cannot come.
-            Err(_) => LoopControl::Abort,
+            Err(RecvTimeoutError::Disconnected) => LoopControl::Abort,
         }
     }
 
-    fn deliver(&self, engine: &mut WorkerEngine<O>, slices: &mut SliceLog) {
+    /// What came of the exchange with other islands.
+    fn receive_of_islands(&self, engine: &mut WorkerEngine<O>, exchange: Option<&ExchangeThread>) {
+        while let Some(event) = exchange.and_then(ExchangeThread::try_next) {
+            let event = match event {
+                ExchangeEvent::Published { layer, version } => Event::Published { layer, version },
+                ExchangeEvent::Outer(outer) => Event::Outer(outer),
+                event @ (ExchangeEvent::Skipped { .. }
+                | ExchangeEvent::Stays { .. }
+                | ExchangeEvent::Failed(_)) => {
+                    self.note_of_islands(event.to_string());
+                    continue;
+                }
+            };
+            engine.handle(event).expect("what islands answer is never refused");
+        }
+    }
+
+    fn note_of_islands(&self, text: String) {
+        self.report(CoordinatorMessage::Islands { stage: self.stage, text });
+    }
+
+    /// Says once which island a step waits for, if it does for long.
+    fn note_wait(&self, wait: &mut IslandWait, layer: LayerId, exchange: Option<&ExchangeThread>) {
+        let IslandWait { since, is_said } = wait;
+        let is_long = since.get_or_insert_with(Instant::now).elapsed() >= LONG_WAIT;
+        if is_long && !std::mem::replace(is_said, true) {
+            let island = exchange.and_then(ExchangeThread::missing_island);
+            let whose = island
+                .map_or(String::new(), |island| format!(", which island {island} has not sent"));
+            self.note_of_islands(format!("waits for the outer step of layer {layer}{whose}"));
+        }
+    }
+
+    fn deliver(
+        &self,
+        engine: &mut WorkerEngine<O>,
+        exchange: Option<&ExchangeThread>,
+        slices: &mut SliceLog,
+    ) {
         while let Some(output) = engine.poll_output() {
             match output {
                 Output::Frame { to, frame } => self.send(to, Event::Frame(frame)),
@@ -184,6 +264,9 @@ impl<O: ExecutorFactory> StageWorker<'_, O> {
                 Output::Partial { to, partial } => self.send(to, Event::Partial(partial)),
                 Output::Gradients { .. } => unreachable!("this run keeps no copies"),
                 Output::Sealed { .. } => {}
+                Output::Outer(request) => {
+                    exchange.expect("an island has an exchange").send(request)
+                }
                 Output::Report { report, .. } => {
                     self.report_slices(engine, slices);
                     self.report(CoordinatorMessage::Report(report));

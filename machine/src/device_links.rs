@@ -19,6 +19,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::OsStr;
+use std::fmt;
 
 use zbelastic_kernels::TensorHandle;
 use zbelastic_kernels::cuda::nccl::{
@@ -105,6 +106,33 @@ pub enum LinkReport {
         /// The reason.
         reason: LinkFailure,
     },
+}
+
+impl LinkReport {
+    /// Whether somebody should look at it: not with a plan that stops, and not for a reason that is
+    /// logged at the other end.
+    #[must_use]
+    pub fn is_warning(&self) -> bool {
+        match self {
+            Self::Ready { .. } | Self::Failed { reason: LinkFailure::There, .. } => false,
+            Self::Failed { .. } => true,
+        }
+    }
+}
+
+impl fmt::Display for LinkReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ready { to } => write!(f, "tensors for node {to} are sent by NCCL"),
+            Self::Failed { peer, reason: reason @ LinkFailure::There } => {
+                write!(f, "a link with node {peer} is over: {reason}")
+            }
+            Self::Failed { peer, reason } => write!(
+                f,
+                "tensors of a link with node {peer} go by way of the host until the next plan: {reason}"
+            ),
+        }
+    }
 }
 
 /// Why a link is of no further use under its plan.

@@ -9,8 +9,10 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use zbelastic_schedule::Pass;
+use zbelastic_trainer::elastic::StashStoreFactory;
 use zbelastic_trainer::stage::{ByteBudget, StashStore, StashStoreError};
 use zbelastic_types::Bytes;
 
@@ -26,6 +28,20 @@ pub struct FileSecondStore {
     budget: ByteBudget,
     /// Bytes of each pass that is offloaded.
     held: BTreeMap<Pass, Bytes>,
+}
+
+/// Makes second stores in files below `scratch`, each in a folder of its own: while a plan is loaded
+/// there may be two.
+#[must_use]
+pub fn file_stores(scratch: PathBuf) -> StashStoreFactory {
+    // The folder of a process that was killed. If it cannot be removed, that is reported when
+    // something is written.
+    drop(fs::remove_dir_all(&scratch));
+    let made = AtomicU64::new(0);
+    Box::new(move |bytes| {
+        let number = made.fetch_add(1, Ordering::Relaxed);
+        Box::new(FileSecondStore::new(scratch.join(number.to_string()), bytes))
+    })
 }
 
 impl FileSecondStore {

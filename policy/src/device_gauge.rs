@@ -3,6 +3,8 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use zbelastic_types::LayerId;
+
 use crate::WorkCounter;
 
 /// How far an evaluation is, as the device thread sets it and the event loop reads it; and whether
@@ -50,6 +52,8 @@ pub struct DeviceGauge {
     /// Commands begun and commands done: odd while one is under way.
     command_edges: AtomicU64,
     evaluation: EvaluationGauge,
+    /// One more than the layer whose exchange with other islands is awaited; 0 for none.
+    awaited_layer: AtomicU64,
 }
 
 impl DeviceGauge {
@@ -75,6 +79,19 @@ impl DeviceGauge {
     #[must_use]
     pub fn evaluation(&self) -> &EvaluationGauge {
         &self.evaluation
+    }
+
+    /// The layer whose exchange with other islands is awaited, if a step waits for one.
+    #[must_use]
+    pub fn awaited_layer(&self) -> Option<LayerId> {
+        let layer = self.awaited_layer.load(Ordering::Relaxed).checked_sub(1);
+        layer.map(|layer| LayerId(layer as u32))
+    }
+
+    /// Sets it.
+    pub fn set_awaited_layer(&self, layer: Option<LayerId>) {
+        let number = layer.map_or(0, |layer| u64::from(layer.0) + 1);
+        self.awaited_layer.store(number, Ordering::Relaxed);
     }
 
     /// An operation begins, or ends.

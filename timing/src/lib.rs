@@ -32,6 +32,7 @@ use zbelastic_schedule::{
     ChunkTimes, Compute, Costs, MemoryTimes, Op, Pass, Program, Timeline, UpdateOp, Window,
     simulate,
 };
+use zbelastic_trainer::model::LayerClock;
 use zbelastic_trainer::plan::{Pace, median};
 use zbelastic_trainer::stage::{EngineActivity, StageSetup};
 use zbelastic_types::{ChunkIndex, SliceIndex, StageIndex, Step};
@@ -47,6 +48,13 @@ impl RunClock {
     /// A clock that begins now, the same for all threads that get it.
     pub fn start() -> Self {
         Self { start: Instant::now(), start_us: 0.0 }
+    }
+
+    /// A clock that begins now, by which layers of a stage are timed.
+    #[must_use]
+    pub fn of_layers() -> LayerClock {
+        let clock = Self::start();
+        Box::new(move || clock.now_us())
     }
 
     /// A clock that shows the time since 1970, the same for all processes of a machine as long as

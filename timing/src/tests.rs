@@ -123,6 +123,7 @@ mod planned {
             injections: Vec::new(),
             copies_wanted: false,
             attest_every: 0,
+            outer: None,
         }))
     }
 

@@ -13,6 +13,7 @@ use zbelastic_consensus::validation::{Seal, TensorSum, Turn};
 use zbelastic_kernels::{AllocateError, DeviceFault};
 use zbelastic_types::{Digest, Fingerprint, LayerId, StageIndex, Step};
 
+use crate::outer::OuterWeights;
 use crate::stage::{StageExecutor, StageSetup};
 
 pub use crate::layer_image::{
@@ -86,6 +87,9 @@ pub trait LayerCopy {
     /// # Errors
     /// If it is not about the next step, or about a gradient that is not here.
     fn apply(&mut self, seal: &Seal) -> Result<(), CopyRefusal>;
+
+    /// Mixes outer weights into its own, as the layer's owner does.
+    fn mix_outer(&mut self, outer: &OuterWeights);
 
     /// The layer as it travels.
     fn image(&self) -> LayerImage;

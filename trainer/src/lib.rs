@@ -17,6 +17,7 @@ pub mod hf;
 mod layer_image;
 pub mod model;
 pub mod optimizer;
+pub mod outer;
 pub mod plan;
 pub mod profile;
 pub mod random;

@@ -19,6 +19,7 @@ mod layers;
 mod lora;
 mod lora_targets;
 mod merge;
+mod mixing;
 mod name_pattern;
 mod parts;
 mod pass_stash;

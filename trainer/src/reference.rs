@@ -7,6 +7,8 @@
 //! gradient. Slices, like microbatches and lanes, are a part of the arithmetic: a plan that has them
 //! is compared with a loop that has them.
 
+mod islands;
+
 use std::ops::Range;
 
 use zbelastic_kernels::reference::AdamWState;
@@ -14,7 +16,7 @@ use zbelastic_kernels::{
     Accumulate, AllocateError, Backend, BufferView, BufferViewMut, DeviceFault, DeviceSizes,
     LossScale,
 };
-use zbelastic_types::{MicrobatchIndex, SliceIndex, Step};
+use zbelastic_types::{LayerId, MicrobatchIndex, SliceIndex, Step};
 
 use crate::data::{BatchSource, TokenBatch};
 use crate::digest::{StateDigest, state_digest};
@@ -24,8 +26,11 @@ use crate::model::{
     PassStash, TensorSpec, model_layers, slice_angles,
 };
 use crate::optimizer::{OptimizerUpdate, clip_coefficient, update_in_place};
+use crate::outer::OuterWeights;
 use crate::plan::{BatchShape, SliceCut};
 use crate::stage::StageSetup;
+
+pub use islands::IslandsReference;
 
 /// Why a step of the reference has its losses.
 const WORKS: &str = "a reference steps on a device that works";
@@ -135,7 +140,7 @@ impl<B: Backend, S: BatchSource> SerialReference<B, S> {
     /// The gradient of a step, and the sum of its losses in microbatch order.
     fn accumulate(&mut self, step: Step, order: PassOrder) -> f64 {
         let BatchShape { microbatch_count, lanes, .. } = self.setup.plan.batch;
-        let targets = self.source.targets(step, microbatch_count);
+        let targets = self.source.targets(self.setup.batch_step(step), microbatch_count);
         let scale = targets.loss_scale(self.setup.z_loss);
         let losses = self.lanes((step, order, scale), 0..lanes.get());
         self.tie_gradients();
@@ -216,7 +221,7 @@ impl<B: Backend, S: BatchSource> SerialReference<B, S> {
         order: PassOrder,
         accumulate: Accumulate,
     ) -> Vec<f64> {
-        let batch = self.source.training(step, microbatch);
+        let batch = self.source.training(self.setup.batch_step(step), microbatch);
         let losses = self.forward(&batch).expect(WORKS);
         for slice in (0..self.slices.len()).rev() {
             let tokens = slice_of(&self.cut, &batch, slice);
@@ -278,6 +283,18 @@ impl<B: Backend, S: BatchSource> SerialReference<B, S> {
             }
         }
         total
+    }
+
+    /// The floats of the trained tensors of a layer, in order.
+    #[must_use]
+    pub fn trained_weights(&self, layer: LayerId) -> Vec<f32> {
+        self.model.layers()[layer.index()].trained_weights(&self.backend)
+    }
+
+    /// Mixes outer weights into those of a layer.
+    pub fn mix_outer(&mut self, outer: &OuterWeights) {
+        let OuterWeights { layer, weights, local_share, .. } = outer;
+        self.model.layers_mut()[layer.index()].mix_weights(&self.backend, weights, *local_share);
     }
 
     fn update(&mut self, step: Step, norm: f64) {

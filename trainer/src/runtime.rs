@@ -18,6 +18,7 @@
 mod active_stage;
 mod checkpoint_writes;
 mod copies;
+mod copy_exchange;
 mod inventory;
 mod loading_stage;
 mod peers;
@@ -37,6 +38,7 @@ use zbelastic_types::{Digest, Generation, LayerId, Step};
 
 use crate::data::BatchSource;
 use crate::elastic::{FrameLimits, LayerCopy, LayerImage, LoadedLayer, StageFactory};
+use crate::outer::{OuterRequest, OuterWeights};
 use crate::stage::{EngineProgress, StageSetup};
 
 pub use active_stage::ActiveStage;
@@ -75,6 +77,15 @@ pub enum RuntimeInput {
         /// Time that the device was kept from computing, in thousandths of a tick.
         busy_milliticks: u32,
     },
+    /// The weights of a version of a layer are durable where other islands read them.
+    Published {
+        /// Id of the layer in model order.
+        layer: LayerId,
+        /// The version.
+        version: Step,
+    },
+    /// The weights that an outer step of all islands led to.
+    Outer(OuterWeights),
     /// A layer of a checkpoint is durable, or could not be written.
     Written {
         /// Version that was written.
@@ -127,6 +138,9 @@ pub enum RuntimeOutput {
         /// Number of held-out tokens that the sum is over.
         token_count: u64,
     },
+    /// A request to the exchange between islands; answered by [`RuntimeInput::Published`] or
+    /// [`RuntimeInput::Outer`].
+    Outer(OuterRequest),
 }
 
 /// The configuration of a runtime, given once when it is made.
@@ -197,6 +211,12 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
             RuntimeInput::Exported { version, busy_milliticks } => {
                 self.writes.count_busy(version, busy_milliticks);
             }
+            RuntimeInput::Published { layer, version } => {
+                if let RuntimePhase::Active(active) = &mut self.phase {
+                    active.handle_published(layer, version);
+                }
+            }
+            RuntimeInput::Outer(outer) => self.handle_outer(&outer),
             RuntimeInput::Written { version, layer, generation, durable } => {
                 self.handle_written((version, generation), layer, durable);
             }
@@ -336,6 +356,9 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
 
     /// Drops unsealed state; the sealed layers become idle.
     fn stop(&mut self) {
+        if self.setup.stage.outer.is_some() {
+            self.outbox.push_back(RuntimeOutput::Outer(OuterRequest::Forget));
+        }
         if let RuntimePhase::Active(active) = &mut self.phase {
             active.abandon_unsealed();
             self.collect();
@@ -408,13 +431,28 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
             active.set_pre_copy(pre_copy.clone());
         }
         let before = self.standby.take();
-        self.standby = pre_copy.and_then(|pre_copy| StandbyLayers::new(me, pre_copy, before));
+        let schedule = self.setup.stage.outer.clone();
+        self.standby =
+            pre_copy.and_then(|pre_copy| StandbyLayers::new(me, pre_copy, before, schedule));
         self.drive_standby();
+    }
+
+    /// An outer step of all islands has an outcome, for whoever has the layer here.
+    fn handle_outer(&mut self, outer: &OuterWeights) {
+        if let Some(standby) = &mut self.standby {
+            standby.handle_outer(outer);
+        }
+        if let RuntimePhase::Active(active) = &mut self.phase {
+            active.handle_outer(outer);
+            self.collect();
+        }
     }
 
     /// Requests the missing layers, reports when none is missing, and moves layers to a plan that
     /// loads them.
     fn drive_standby(&mut self) {
+        let requests = self.standby.iter_mut().flat_map(StandbyLayers::take_requests);
+        self.outbox.extend(requests.map(RuntimeOutput::Outer));
         match &self.phase {
             RuntimePhase::Idle | RuntimePhase::Active(_) => {
                 let Some(standby) = &mut self.standby else { return };

@@ -18,6 +18,7 @@ mod initial_weights;
 mod injection;
 mod lane_sums;
 mod offload_target;
+mod outer;
 mod partial;
 mod pass_pool;
 mod phase;
@@ -38,8 +39,8 @@ pub use events::{
     WaitReason,
 };
 pub use executor::{
-    GradientExecutor, OperationClock, PassExecutor, SealedState, StageExecutor, UpdateExecutor,
-    UpdateRequest,
+    GradientExecutor, OperationClock, OuterExecutor, PassExecutor, SealedState, StageExecutor,
+    UpdateExecutor, UpdateRequest,
 };
 pub use frame::{Frame, PassMode};
 pub use inbox::BoundaryFrameRefusal;

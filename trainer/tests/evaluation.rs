@@ -44,6 +44,7 @@ fn run(engine: &mut CpuEngine, ledger: &mut Ledger, until: Option<Step>) -> Opti
                 | Output::Prefix { .. }
                 | Output::Gradients { .. }
                 | Output::Partial { .. }
+                | Output::Outer(_)
                 | Output::Sealed { .. } => {}
             }
         }

@@ -279,6 +279,7 @@ fn frames(runtime: &mut CpuWorker) -> Vec<(NodeId, PeerFrame)> {
         RuntimeOutput::Event(_)
         | RuntimeOutput::Read { .. }
         | RuntimeOutput::Write { .. }
+        | RuntimeOutput::Outer(_)
         | RuntimeOutput::Evaluated { .. } => None,
     };
     outputs(runtime).into_iter().filter_map(frame).collect()
@@ -412,6 +413,7 @@ fn a_layer_is_requested_ever_more_seldom_and_given_up_when_nothing_comes() {
                 other @ (RuntimeOutput::Event(_)
                 | RuntimeOutput::Read { .. }
                 | RuntimeOutput::Write { .. }
+                | RuntimeOutput::Outer(_)
                 | RuntimeOutput::Evaluated { .. }) => panic!("{other:?}"),
             }
         }

@@ -232,6 +232,7 @@ impl OwnerAndStandby {
                 RuntimeOutput::Event(_)
                 | RuntimeOutput::Read { .. }
                 | RuntimeOutput::Write { .. }
+                | RuntimeOutput::Outer(_)
                 | RuntimeOutput::Evaluated { .. } => {}
             }
         }
@@ -256,6 +257,7 @@ impl OwnerAndStandby {
                 }
                 RuntimeOutput::Event(_)
                 | RuntimeOutput::Read { .. }
+                | RuntimeOutput::Outer(_)
                 | RuntimeOutput::Evaluated { .. } => {}
             }
         }
@@ -477,6 +479,7 @@ fn fetched(runtime: &mut TightWorker) -> Vec<LayerId> {
         | RuntimeOutput::Event(_)
         | RuntimeOutput::Read { .. }
         | RuntimeOutput::Write { .. }
+        | RuntimeOutput::Outer(_)
         | RuntimeOutput::Evaluated { .. } => None,
     });
     requested.collect()
@@ -501,6 +504,7 @@ fn a_plan_that_does_not_name_the_standby_worker_is_loaded_as_always() {
         RuntimeOutput::Event(_)
         | RuntimeOutput::Read { .. }
         | RuntimeOutput::Write { .. }
+        | RuntimeOutput::Outer(_)
         | RuntimeOutput::Evaluated { .. } => false,
     };
     assert_eq!(outputs.iter().filter(fetches).count() as u32, pair.layers());

@@ -12,6 +12,7 @@ mod evaluation;
 mod features;
 mod freezing;
 mod image;
+mod islands;
 mod lanes;
 mod less_memory;
 mod lora;

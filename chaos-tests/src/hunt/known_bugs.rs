@@ -18,7 +18,7 @@ pub enum KnownBug {
 
 impl KnownBug {
     /// All of them, by their numbers.
-    pub const ALL: [Self; 58] = [
+    pub const ALL: [Self; 60] = [
         Self::Bug(Bug::M1AckBeforeSync),
         Self::Mutant(Mutant::M2TurnUnchecked),
         Self::Bug(Bug::M3MomentsNotRestored),
@@ -73,6 +73,8 @@ impl KnownBug {
         Self::Mutant(Mutant::M56AnyVersionsAhead),
         Self::Mutant(Mutant::M57IoFaultRefuses),
         Self::Mutant(Mutant::M58DisksNotAwaited),
+        Self::Mutant(Mutant::M59ReportedBeforePublished),
+        Self::Mutant(Mutant::M60CopyNotMixed),
         Self::Mutant(Mutant::R2GenerationUnchecked),
         Self::Mutant(Mutant::R3SealedBeforeHeld),
         Self::Mutant(Mutant::R5CheckpointBeforeSeal),
@@ -137,6 +139,8 @@ impl KnownBug {
             Self::Mutant(Mutant::M56AnyVersionsAhead) => "m56",
             Self::Mutant(Mutant::M57IoFaultRefuses) => "m57",
             Self::Mutant(Mutant::M58DisksNotAwaited) => "m58",
+            Self::Mutant(Mutant::M59ReportedBeforePublished) => "m59",
+            Self::Mutant(Mutant::M60CopyNotMixed) => "m60",
             Self::Mutant(Mutant::R2GenerationUnchecked) => "R2",
             Self::Mutant(Mutant::R3SealedBeforeHeld) => "R3",
             Self::Mutant(Mutant::R5CheckpointBeforeSeal) => "R5",
@@ -286,6 +290,12 @@ impl KnownBug {
             Self::Mutant(Mutant::M57IoFaultRefuses) => {
                 "an operation of the store's files that fails at the start keeps a node from starting"
             }
+            Self::Mutant(Mutant::M59ReportedBeforePublished) => {
+                "a step is reported before the weights it begins with are published to other islands"
+            }
+            Self::Mutant(Mutant::M60CopyNotMixed) => {
+                "a copy does not mix in what came of other islands"
+            }
             Self::Mutant(Mutant::M58DisksNotAwaited) => {
                 "a checkpoint is given up while a worker with a piece of it may come back (R11 off)"
             }
@@ -356,6 +366,8 @@ impl KnownBug {
             Self::Mutant(Mutant::M43RaisedForTheConnected) => &[Invariant::F1],
             Self::Mutant(Mutant::M44DriftForgotten) => &[Invariant::L5],
             Self::Mutant(Mutant::M58DisksNotAwaited) => &[Invariant::L6],
+            Self::Mutant(Mutant::M59ReportedBeforePublished) => &[Invariant::L1],
+            Self::Mutant(Mutant::M60CopyNotMixed) => &[Invariant::N1],
             Self::Mutant(Mutant::M28FollowedTooOld) => &[Invariant::N1, Invariant::L3],
             // A step that is clipped or left out is one that is sealed, with other bits.
             Self::Mutant(Mutant::M52CandidateKept) => &[Invariant::S9, Invariant::N1],

@@ -12,6 +12,7 @@ use zbelastic_consensus::session::WorkerEvent;
 use zbelastic_trainer::runtime::{PeerFrame, RuntimeOutput};
 use zbelastic_types::{ClusterId, NodeId};
 
+use super::island_folders::IslandFolders;
 use super::numbers::NodeNumbers;
 use super::program_versions::ProgramVersions;
 use super::storm::{ArmedCrashPoint, Storm};
@@ -20,6 +21,7 @@ use crate::case::LifeCase;
 use crate::check::InvariantChecker;
 use crate::crash_points::CrashPoint;
 use crate::failure::LifeFailure;
+use crate::islands::SimulatedIslands;
 use crate::log::EventLog;
 use crate::markers::{Marker, Markers};
 use crate::network::{NetworkLane, SimulatedNetwork};
@@ -59,6 +61,8 @@ pub(super) struct Surroundings<'a> {
     pub(super) draws_store: Draws,
     pub(super) draws_pace: Draws,
     pub(super) draws_keepers: Draws,
+    pub(super) draws_islands: Draws,
+    pub(super) islands: IslandFolders,
     pub(super) programs: ProgramVersions,
     pub(super) numbers: NodeNumbers,
     /// The rest of the time for long work.
@@ -87,7 +91,7 @@ impl<'a> Surroundings<'a> {
     /// At the beginning of a life.
     pub(super) fn new(
         case: &'a LifeCase,
-        checker: InvariantChecker,
+        (checker, islands): (InvariantChecker, Option<SimulatedIslands>),
         log: &'a mut EventLog,
     ) -> Self {
         let draws = |purpose| Draws::new(case.seed, purpose);
@@ -103,6 +107,8 @@ impl<'a> Surroundings<'a> {
             draws_store: draws(DrawPurpose::Store),
             draws_pace: draws(DrawPurpose::Pace),
             draws_keepers: draws(DrawPurpose::Keepers),
+            draws_islands: draws(DrawPurpose::IslandFolders),
+            islands: IslandFolders::new(islands),
             programs: ProgramVersions::new(case.seed),
             numbers: NodeNumbers::new(&case.options),
             long_us_left: LONG_US_MAX,
@@ -208,6 +214,7 @@ impl<'a> Surroundings<'a> {
             RuntimeOutput::Event(WorkerEvent::Inventory { .. }) => LongWork::Hash,
             RuntimeOutput::Event(WorkerEvent::Loaded { .. }) => LongWork::Load,
             RuntimeOutput::Event(_)
+            | RuntimeOutput::Outer(_)
             | RuntimeOutput::Peer { .. }
             | RuntimeOutput::Read { .. }
             | RuntimeOutput::Write { .. }

@@ -8,7 +8,7 @@ use zbelastic_schedule::{Op, Reduction, TreeExchange};
 use zbelastic_trainer::data::BatchSource;
 use zbelastic_trainer::elastic::{LayerCopy, LoadedLayer, StageFactory, layer_digest};
 use zbelastic_trainer::runtime::{PeerBody, PeerFrame, RuntimeInput, RuntimeOutput};
-use zbelastic_trainer::stage::{EngineActivity, EngineProgress, SealedState};
+use zbelastic_trainer::stage::{EngineActivity, EngineProgress, SealedState, WaitReason};
 use zbelastic_types::{Generation, NodeId, Step};
 
 use super::WorldEvent;
@@ -79,6 +79,8 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
             | RuntimeInput::Command(_)
             | RuntimeInput::Read { .. }
             | RuntimeInput::Exported { .. }
+            | RuntimeInput::Published { .. }
+            | RuntimeInput::Outer(_)
             | RuntimeInput::Written { .. } => false,
         };
         let frame = match &input {
@@ -89,6 +91,8 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
             | RuntimeInput::Command(_)
             | RuntimeInput::Read { .. }
             | RuntimeInput::Exported { .. }
+            | RuntimeInput::Published { .. }
+            | RuntimeInput::Outer(_)
             | RuntimeInput::Written { .. } => None,
         };
         let ends_life = matches!(&input, RuntimeInput::Command(WorkerCommand::EndLife));
@@ -131,6 +135,11 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
                 Some(EngineProgress::Failed(error)) => panic!("memory does not fail: {error}"),
                 Some(EngineProgress::Faulted(fault)) => {
                     panic!("processors do not give up: {fault}")
+                }
+                Some(EngineProgress::Blocked(WaitReason::Outer { .. })) => {
+                    // To look whether another island has answered is progress.
+                    process.done += 1;
+                    return;
                 }
                 Some(EngineProgress::Blocked(_) | EngineProgress::Finished) | None => return,
             };
@@ -286,6 +295,7 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
                 let key = (image.version, image.layer, layer_digest(&image));
                 self.begin_write(env, (node, life), (key, generation), image.encode());
             }
+            RuntimeOutput::Outer(request) => env.request_of_islands((node, life), request),
             RuntimeOutput::Evaluated { .. } => {}
         }
     }

@@ -19,7 +19,8 @@ use zbelastic_api::{
     CorpusDescription, DOCUMENT_BYTES_MAX, HexDigest, RunAccepted, RunDisposition,
 };
 use zbelastic_config::{
-    ConfigSources, LoadedConfig, RunConfig, WeightSource, check_cluster_can_run, load,
+    ConfigSources, LoadedConfig, RunConfig, WeightSource, check_cluster_can_run, check_no_island,
+    load,
 };
 use zbelastic_local::interrupt::Interrupt;
 use zbelastic_types::Bytes;
@@ -76,6 +77,9 @@ fn prepare(args: &RunArgs) -> Result<RunSubmission, CommandFailure> {
     for note in &loaded.notes {
         // With standard error closed there is nowhere to print it.
         let _ = writeln!(io::stderr(), "note: {note}");
+    }
+    if args.from.is_some() {
+        check_no_island(&loaded.config, "--from")?;
     }
     let layers = match args.from {
         None => given_weights(&loaded.config)?,

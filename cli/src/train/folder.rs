@@ -21,7 +21,7 @@ use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use zbelastic_config::{RunConfig, load_recorded};
+use zbelastic_config::{RunConfig, check_no_island, load_recorded};
 use zbelastic_tokenizer::TokenizerFiles;
 use zbelastic_whole_file::{self as whole_file, RotatedLines};
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail, cannot_write};
@@ -278,6 +278,7 @@ fn check_branch(
         failure.details = vec![detail.hint("the same keys there; or another folder")];
         Err(failure)
     };
+    check_no_island(config, "--branch")?;
     match known {
         Some(known) if !known.model.has_shape_of(&config.model) => other("[model]"),
         Some(known) if known.checkpoint.folder != config.checkpoint.folder => {

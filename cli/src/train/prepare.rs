@@ -9,6 +9,7 @@ use zbelastic_config::{
     RunConfig, ScheduleChoice, SettingOrigin, check_needs_no_steps, load, load_with_injections,
     plan_failure, size_text,
 };
+use zbelastic_islands::ExchangeSetup;
 use zbelastic_local::interrupt::Interrupt;
 use zbelastic_local::job::TrainingJob;
 use zbelastic_machine::{DeviceList, core_count};
@@ -197,6 +198,8 @@ pub fn prepare(
         setup: Arc::new(setup),
         policy: config.guard,
         corpus: Arc::new(text.corpus),
+        // Threads have no checkpoint to go back to.
+        islands: ExchangeSetup::of_run(&config).map(ExchangeSetup::without_checkpoints),
         threads,
         interrupt,
     };

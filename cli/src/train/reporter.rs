@@ -153,6 +153,11 @@ impl<'a> Reporter<'a> {
                 self.folder.append_scalars(*steps_done, unix_ms(), &scalars)?;
                 shown
             }
+            ProgressEvent::Islands(text) => {
+                let note = || eprintln!("note: {text}");
+                self.person.as_ref().map_or_else(note, |person| person.bar.suspend(note));
+                Ok(())
+            }
         }
     }
 

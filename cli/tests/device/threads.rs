@@ -34,7 +34,14 @@ fn run(
         spike_deviations: None,
     };
     let interrupt = Interrupt::default();
-    let job = TrainingJob { setup: Arc::new(setup), policy, corpus, threads: 1, interrupt };
+    let job = TrainingJob {
+        setup: Arc::new(setup),
+        policy,
+        corpus,
+        islands: None,
+        threads: 1,
+        interrupt,
+    };
     let named =
         |(index, device): (usize, &Arc<EmulatedDevice>)| (format!("cuda:{index}"), device.clone());
     let opened = devices.iter().enumerate().map(named).collect();

@@ -72,6 +72,11 @@ impl RunningTraining {
         }
     }
 
+    /// The next line of standard error.
+    pub fn next_note(&mut self) -> String {
+        self.stderr.next().expect("a line").expect("UTF-8")
+    }
+
     pub fn signal(&self, name: &str) {
         let mut kill = Command::new("kill");
         let status = kill.args([name, &self.child.id().to_string()]).status();

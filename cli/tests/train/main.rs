@@ -12,6 +12,7 @@ mod endings;
 mod events;
 mod folder;
 mod guard;
+mod islands;
 mod memory;
 #[cfg(unix)]
 #[path = "../common/mirrored.rs"]

@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 138] = pages![
+const PAGES: [(&str, &str); 140] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -122,6 +122,7 @@ const PAGES: [(&str, &str); 138] = pages![
     "decisions/0101-kernels-for-aarch64.md",
     "decisions/0102-tensors-between-processes-by-nccl.md",
     "decisions/0103-a-model-is-written-while-its-layers-come.md",
+    "decisions/0104-islands-are-runs-that-meet-in-folders.md",
     "deploy.md",
     "deploy/container.md",
     "deploy/kubernetes.md",
@@ -132,6 +133,7 @@ const PAGES: [(&str, &str); 138] = pages![
     "deploy/systemd.md",
     "glossary.md",
     "hacking.md",
+    "islands.md",
     "numerics.md",
     "page.md",
     "quality.md",

@@ -21,6 +21,7 @@ use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::session::{WorkerCommand, WorkerEvent};
 use zbelastic_consensus::validation::Turn;
 use zbelastic_data::training_data::TrainingData;
+use zbelastic_islands::{ExchangeEvent, ExchangeThread};
 use zbelastic_kernels::cuda::nccl::DeviceLinks;
 use zbelastic_machine::device_links::{self, LinkReport};
 use zbelastic_machine::layer_snapshot::{LayerSnapshot, LayerSnapshots};
@@ -126,6 +127,8 @@ pub enum DeviceOutput {
     StepTime(StepTime),
     /// What is to be logged of a link.
     Link(LinkReport),
+    /// What is to be logged of the exchange with other islands.
+    Islands(ExchangeEvent),
     /// A stage was not run. The session has reported it to the cluster.
     StageRefused(StageRefusal),
     /// The device cannot be opened, or has failed.
@@ -210,6 +213,7 @@ impl DeviceHandle {
                 shared_links.clone(),
             ),
             links: shared_links,
+            exchange: None,
             snapshots,
             worker_device,
             outbox,
@@ -259,6 +263,8 @@ struct DeviceThread<M: WorkerDevice> {
     outbox: mpsc::Sender<DeviceOutput>,
     dispatcher: FrameDispatcher,
     links: Option<TensorLinks>,
+    /// The exchange with other islands, if the run is one of several.
+    exchange: Option<ExchangeThread>,
     /// Layers that are being written or copied ahead.
     snapshots: LayerSnapshots,
     gauge: Arc<DeviceGauge>,
@@ -292,6 +298,12 @@ impl<M: WorkerDevice> DeviceThread<M> {
                 Err(TryRecvError::Disconnected) => return Err(OutputsClosed),
             }
         }
+        while let Some(event) = self.exchange.as_ref().and_then(ExchangeThread::try_next) {
+            match event.into_input() {
+                Ok(input) => self.send_to_runtime(input)?,
+                Err(event) => self.emit(DeviceOutput::Islands(event))?,
+            }
+        }
         if self.run_next()? {
             return Ok(());
         }
@@ -313,6 +325,7 @@ impl<M: WorkerDevice> DeviceThread<M> {
         }
         let began = Instant::now();
         self.gauge.mark_edge();
+        self.gauge.set_awaited_layer(None);
         let progress = runtime.run_next();
         self.gauge.mark_edge();
         if let Some(fault) = self.corpus.as_deref().and_then(TrainingData::fault) {
@@ -341,6 +354,12 @@ impl<M: WorkerDevice> DeviceThread<M> {
             }
             Some(EngineProgress::Failed(error)) => {
                 self.emit(DeviceOutput::Failed(error.into()))?;
+                false
+            }
+            // Other islands are waited for as long as it takes: to look is progress.
+            Some(EngineProgress::Blocked(WaitReason::Outer { layer })) => {
+                self.gauge.work().add(1);
+                self.gauge.set_awaited_layer(Some(layer));
                 false
             }
             // Reported below, whichever operation met it.
@@ -415,7 +434,8 @@ impl<M: WorkerDevice> DeviceThread<M> {
                 self.set_links(None);
                 self.corpus = Some(job.corpus.clone());
                 match begin(&self.worker_device, *job) {
-                    Ok((runtime, links)) => {
+                    Ok((runtime, links, exchange)) => {
+                        self.exchange = exchange;
                         self.runtime = Some(runtime);
                         self.set_links(links);
                     }
@@ -514,6 +534,10 @@ impl<M: WorkerDevice> DeviceThread<M> {
                     self.emit(DeviceOutput::StepTime(step))?;
                 }
                 self.emit(DeviceOutput::Event(event))
+            }
+            RuntimeOutput::Outer(request) => {
+                self.exchange.as_ref().expect("an island has an exchange").send(request);
+                Ok(())
             }
             RuntimeOutput::Peer { to, frame } => self.dispatcher.send(to, frame),
             RuntimeOutput::Read { version, layer, digest } => {

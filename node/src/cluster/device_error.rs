@@ -1,5 +1,6 @@
 //! Why a worker's device cannot continue, and how its process ends then.
 
+use zbelastic_islands::ExchangeStartError;
 use zbelastic_kernels::cuda::OpenError;
 use zbelastic_kernels::{AllocateError, DeviceFault};
 use zbelastic_machine::device::{code_of, code_of_fault};
@@ -37,6 +38,9 @@ pub enum WorkerDeviceError {
     /// A batch cannot be read: a store was altered while it was in use.
     #[error("the token store: {0}")]
     Unreadable(String),
+    /// The folders of islands cannot be opened.
+    #[error(transparent)]
+    Islands(#[from] ExchangeStartError),
     /// A boundary tensor does not fit into a frame.
     #[error("a tensor cannot be sent: {0}")]
     Frame(#[from] FrameTooLarge),
@@ -49,7 +53,9 @@ impl WorkerDeviceError {
         let code = match self {
             Self::Open { error, .. } => code_of(error),
             Self::Fault { fault, .. } => code_of_fault(fault),
-            Self::Allocate(_) | Self::Store(_) | Self::Frame(_) => FailureCode::OutOfResource,
+            Self::Allocate(_) | Self::Store(_) | Self::Islands(_) | Self::Frame(_) => {
+                FailureCode::OutOfResource
+            }
             // The process starts again, and fetches what is damaged from others.
             Self::Unreadable(_) => FailureCode::Internal,
         };

@@ -327,7 +327,11 @@ impl WorkerNode {
                 self.ports.send_to_controllers(&NodeMessage::Evaluated { steps_done, loss });
             }
             DeviceOutput::StepTime(step) => report_step_time(step, &mut self.ports),
-            DeviceOutput::Link(report) => self.log_link(report),
+            DeviceOutput::Link(report) if report.is_warning() => {
+                self.ports.journal.warn(report.to_string());
+            }
+            DeviceOutput::Link(report) => self.ports.journal.log(report.to_string()),
+            DeviceOutput::Islands(event) => self.ports.journal.warn(event.to_string()),
             DeviceOutput::StageRefused(refusal) => {
                 self.ports.journal.warn(format!("it does not run its stage: {refusal}"));
             }

@@ -12,6 +12,7 @@ use super::{
 use crate::layer_image::layer_digest_on;
 use crate::model::{LayerClock, LayerSpec, LayerState, LayerTimer, ModelConfig, model_layers};
 use crate::optimizer::{OptimizerConfig, OptimizerUpdate, replay, skip, square_sums};
+use crate::outer::OuterWeights;
 use crate::plan::claim_copy;
 use crate::stage::{BackendExecutor, InitialWeights, StageSetup, StashStore};
 
@@ -191,6 +192,10 @@ impl<B: Backend> LayerCopy for BackendCopy<B> {
         }
         self.held.clear();
         Ok(())
+    }
+
+    fn mix_outer(&mut self, outer: &OuterWeights) {
+        self.layer.mix_weights(&self.backend, &outer.weights, outer.local_share);
     }
 
     fn image(&self) -> LayerImage {

@@ -10,8 +10,9 @@ use zbelastic_types::{Bytes, Fingerprint, Step};
 
 use super::config::ModelConfig;
 use super::layer_update::{LayerUpdate, UpdateTarget, placed};
+use super::mixing::mix;
 use super::parts::{LayerParts, NonMatrixLayout};
-use super::tensors::LayerSpec;
+use super::tensors::{LayerSpec, TensorSpec};
 use crate::layer_image::{LayerImage, PendingImage, fingerprint};
 
 /// Which weights the passes read.
@@ -225,6 +226,30 @@ impl<B: Backend> LayerState<B> {
         let adapters = adapters.flat_map(|((adapter, inputs), _)| adapter.shapes(inputs));
         let adapters = adapters.map(|shape| backend.matrix_bytes(shape));
         Bytes(buffers.into_iter().chain(matrices).chain(adapters).sum())
+    }
+
+    /// The floats of its trained tensors as they are sealed, in order. Waits for the device.
+    pub(crate) fn trained_weights(&self, backend: &B) -> Vec<f32> {
+        let read =
+            |tensor: &TensorSpec| backend.download(BufferView::new(&self.w, tensor.range.clone()));
+        self.spec.trained_tensors().flat_map(read).collect()
+    }
+
+    /// Mixes weights into its trained tensors, of whose own this share stays, and puts them in force. On
+    /// the host, so that every device comes to the same bits.
+    pub(crate) fn mix_weights(&mut self, backend: &B, others: &[f32], local_share: f32) {
+        let mut own = self.trained_weights(backend);
+        mix(&mut own, others, local_share);
+        let ranges: Vec<_> =
+            self.spec.trained_tensors().map(|tensor| tensor.range.clone()).collect();
+        self.write_weights(backend, |w| {
+            let mut left = &own[..];
+            for range in ranges {
+                let (floats, rest) = left.split_at(range.len());
+                backend.upload(floats, BufferViewMut::new(w, range));
+                left = rest;
+            }
+        });
     }
 
     /// Puts other weights in force; moments and gradient stay.

@@ -15,6 +15,7 @@ use zbelastic_kernels::AllocateError;
 use zbelastic_types::{Generation, LayerId, NodeId, StageIndex, Step};
 
 use super::copies::StageCopy;
+use super::copy_exchange::CopyExchange;
 use super::peers::{MessageNumber, PeerBody, PeerFrame, PeerFrameRefusal};
 use super::stage_refusal::{StageRefusal, check_arithmetic};
 use super::standby::StandbyPeers;
@@ -23,6 +24,7 @@ use crate::data::BatchSource;
 use crate::elastic::{
     FrameLimits, GradientPart, LayerCopy, LayerGradient, LayerImage, StageFactory,
 };
+use crate::outer::OuterWeights;
 use crate::plan::Plan;
 use crate::stage::{
     EngineProgress, Event, Output, SealedState, StageEngine, StageSetup, WaitReason,
@@ -66,7 +68,8 @@ impl<M: StageFactory, S: BatchSource + Clone> ActiveStage<M, S> {
         for of in plan.copied_by(stage) {
             let layers = plan.layers_of(of).map(|layer| model.copy(&image(layer)));
             let layers = layers.collect::<Result<_, AllocateError>>()?;
-            copies.push(StageCopy::new(of, layers, turn));
+            let exchange = CopyExchange::new(setup.stage.outer.clone());
+            copies.push(StageCopy::new(of, layers, turn, exchange));
         }
         Ok(Self {
             plan,
@@ -155,6 +158,22 @@ impl<M: StageFactory, S: BatchSource + Clone> ActiveStage<M, S> {
         }
     }
 
+    /// The exchange between islands made a version durable.
+    pub(super) fn handle_published(&mut self, layer: LayerId, version: Step) {
+        // It leads to nothing that could be refused.
+        let _ = self.engine.handle(Event::Published { layer, version });
+    }
+
+    /// An outer step of all islands has an outcome.
+    pub(super) fn handle_outer(&mut self, outer: &OuterWeights) {
+        for copy in &mut self.copies {
+            let update = copy.receive_outer(outer, |step| self.spec.attests(step));
+            self.events.extend(update.map(WorkerEvent::UpdateHeld));
+        }
+        // It leads to nothing that could be refused.
+        let _ = self.engine.handle(Event::Outer(outer.clone()));
+    }
+
     pub(super) fn handle_peer(&mut self, body: PeerBody) -> Result<(), PeerFrameRefusal> {
         match body {
             PeerBody::Frame(mut frame) => {
@@ -215,6 +234,7 @@ impl<M: StageFactory, S: BatchSource + Clone> ActiveStage<M, S> {
                 Output::Partial { to, partial } => {
                     outbox.push_back(self.to_stage(to, PeerBody::Partial(partial)));
                 }
+                Output::Outer(request) => outbox.push_back(RuntimeOutput::Outer(request)),
                 Output::Evaluated { steps_done, loss_sum, token_count } => {
                     outbox.push_back(RuntimeOutput::Evaluated {
                         steps_done,
@@ -224,6 +244,8 @@ impl<M: StageFactory, S: BatchSource + Clone> ActiveStage<M, S> {
                 }
             }
         }
+        let requests = self.copies.iter_mut().flat_map(StageCopy::take_requests);
+        outbox.extend(requests.map(RuntimeOutput::Outer));
         self.serve_standby_peers(outbox);
         outbox.extend(self.events.drain(..).map(RuntimeOutput::Event));
         written

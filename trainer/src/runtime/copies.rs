@@ -3,10 +3,12 @@
 use zbelastic_consensus::message::HeldUpdate;
 use zbelastic_consensus::validation::{LayerFingerprint, Seal, Turn};
 use zbelastic_kernels::DeviceFault;
-use zbelastic_types::StageIndex;
+use zbelastic_types::{StageIndex, Step};
 
+use super::copy_exchange::CopyExchange;
 use super::peers::{MessageNumber, PeerFrameRefusal};
 use crate::elastic::{GradientPart, LayerCopy, LayerImage};
+use crate::outer::{OuterRequest, OuterWeights};
 
 /// The copy of a stage's layers.
 pub(super) struct StageCopy<C> {
@@ -18,6 +20,7 @@ pub(super) struct StageCopy<C> {
     held: Option<Turn>,
     /// Parts of a gradient that came before the seal of the turn before it.
     early: Option<EarlyGradient>,
+    exchange: CopyExchange,
 }
 
 /// The first messages of a later turn's gradient.
@@ -29,8 +32,46 @@ struct EarlyGradient {
 }
 
 impl<C: LayerCopy> StageCopy<C> {
-    pub(super) fn new(of: StageIndex, layers: Vec<C>, open: Turn) -> Self {
-        Self { of, layers, open, held: None, early: None }
+    pub(super) fn new(
+        of: StageIndex,
+        layers: Vec<C>,
+        open: Turn,
+        mut exchange: CopyExchange,
+    ) -> Self {
+        layers.iter().for_each(|copy| exchange.begin(copy.layer(), copy.version()));
+        Self { of, layers, open, held: None, early: None, exchange }
+    }
+
+    /// An outer step of all islands has an outcome; yields the update to report if only that was missing.
+    pub(super) fn receive_outer(
+        &mut self,
+        outer: &OuterWeights,
+        attests: impl FnOnce(Step) -> bool,
+    ) -> Option<HeldUpdate> {
+        if !self.layers.iter().any(|copy| copy.layer() == outer.layer) {
+            return None;
+        }
+        let was_whole = self.is_whole();
+        self.exchange.receive(outer.clone());
+        (!was_whole && self.is_whole()).then(|| self.update(attests(self.open.step)).ok())?
+    }
+
+    /// What is requested of the exchange between islands.
+    pub(super) fn take_requests(&mut self) -> Vec<OuterRequest> {
+        self.exchange.take_requests()
+    }
+
+    /// Whether all that the open turn's seal needs is here.
+    fn is_whole(&self) -> bool {
+        let next = self.open.step.next();
+        self.held == Some(self.open)
+            && self.layers.iter().all(|copy| self.exchange.allows(copy.layer(), next))
+    }
+
+    fn update(&self, attests: bool) -> Result<HeldUpdate, DeviceFault> {
+        let sums = self.layers.iter().flat_map(LayerCopy::sums).collect();
+        let state = if attests { self.attested()? } else { Vec::new() };
+        Ok(HeldUpdate { turn: self.open, of: self.of, sums, state })
     }
 
     pub(super) fn of(&self) -> StageIndex {
@@ -96,10 +137,11 @@ impl<C: LayerCopy> StageCopy<C> {
             return Ok(None);
         }
         self.held = Some(turn);
-        let sums = self.layers.iter().flat_map(LayerCopy::sums).collect();
-        let attested = if attests { self.attested() } else { Ok(Vec::new()) };
-        let state = attested.map_err(|_| refusal())?;
-        Ok(Some(HeldUpdate { turn, of: self.of, sums, state }))
+        if !self.is_whole() {
+            // It is reported with the outcome of an outer step.
+            return Ok(None);
+        }
+        self.update(attests).map(Some).map_err(|_| refusal())
     }
 
     /// Applies a seal; yields the update to report of a gradient that waited for it.
@@ -112,10 +154,19 @@ impl<C: LayerCopy> StageCopy<C> {
             // Without its gradient the copy stays behind, and so does its version.
             return None;
         }
+        let next = seal.next_turn();
+        let is_final = seal.verdict.is_final();
+        let allows = |copy: &C| self.exchange.allows(copy.layer(), next.step);
+        if is_final && !self.layers.iter().all(allows) {
+            return None;
+        }
         for copy in &mut self.layers {
             copy.apply(seal).expect("the copy holds the open turn's gradient");
+            if is_final {
+                self.exchange.advance(copy);
+            }
         }
-        self.open = seal.next_turn();
+        self.open = next;
         self.held = None;
         let EarlyGradient { turn, parts, .. } =
             self.early.take_if(|early| early.turn == self.open)?;
@@ -128,7 +179,7 @@ mod tests {
     use std::sync::Arc;
 
     use zbelastic_consensus::validation::{Reason, TensorSum, Verdict};
-    use zbelastic_types::{Attempt, Digest, Generation, LayerId, Step};
+    use zbelastic_types::{Attempt, Digest, Generation, LayerId};
 
     use super::*;
     use crate::elastic::{CopyRefusal, FrameLimits, GradientProgress, LayerGradient};
@@ -142,6 +193,8 @@ mod tests {
         layer: LayerId,
         version: Step,
         held: GradientProgress,
+        /// Outer weights that were mixed in.
+        mixed: u32,
     }
 
     impl LayerCopy for CountingCopy {
@@ -171,6 +224,11 @@ mod tests {
             Ok(())
         }
 
+        fn mix_outer(&mut self, outer: &OuterWeights) {
+            assert_eq!(outer.version, self.version, "an outcome is mixed into its version");
+            self.mixed += 1;
+        }
+
         fn image(&self) -> LayerImage {
             unreachable!("no test calls it")
         }
@@ -187,9 +245,10 @@ mod tests {
     fn copy() -> StageCopy<CountingCopy> {
         let layer = |layer| {
             let held = GradientProgress::default();
-            CountingCopy { layer: LayerId(layer), version: Step(4), held }
+            CountingCopy { layer: LayerId(layer), version: Step(4), held, mixed: 0 }
         };
-        StageCopy::new(StageIndex(0), vec![layer(0), layer(1)], turn(4))
+        let exchange = CopyExchange::new(None);
+        StageCopy::new(StageIndex(0), vec![layer(0), layer(1)], turn(4), exchange)
     }
 
     /// Three messages: of layer 0, of both, of layer 1.

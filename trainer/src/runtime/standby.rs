@@ -16,10 +16,12 @@ use zbelastic_consensus::validation::{Seal, Turn};
 use zbelastic_types::{LayerId, NodeId, Step};
 
 use super::RuntimeOutput;
+use super::copy_exchange::CopyExchange;
 use super::peers::{PeerBody, PeerFrame, PeerFrameRefusal};
 use crate::elastic::{
     GradientPart, LayerCopy, LayerGradient, LayerImage, PendingImage, StageFactory,
 };
+use crate::outer::{OuterRequest, OuterSchedule, OuterWeights};
 
 /// Layers that are requested and have not come, at once: a stage that exports is not training.
 const REQUESTS_MAX: usize = 2;
@@ -89,9 +91,14 @@ impl<C: LayerCopy> StandbyLayer<C> {
 
     /// Applies the seals whose gradients are here. A layer whose gradient does not fit is requested
     /// anew.
-    fn advance(&mut self, seals: &BTreeMap<Turn, Seal>) {
+    fn advance(&mut self, seals: &BTreeMap<Turn, Seal>, exchange: &mut CopyExchange) {
         let Some((mut copy, mut open)) = self.copy.take() else { return };
         while let Some(seal) = seals.get(&open) {
+            let next = seal.next_turn();
+            let is_final = seal.verdict.is_final();
+            if is_final && !exchange.allows(copy.layer(), next.step) {
+                break;
+            }
             if seal.verdict.coefficient().is_some() {
                 let Some(gradients) = self.updates.get(&open) else { break };
                 let own = gradients.iter().find(|gradient| gradient.layer == copy.layer());
@@ -103,7 +110,10 @@ impl<C: LayerCopy> StandbyLayer<C> {
             if copy.apply(seal).is_err() {
                 return;
             }
-            open = seal.next_turn();
+            if is_final {
+                exchange.advance(&mut copy);
+            }
+            open = next;
         }
         self.updates = self.updates.split_off(&open);
         self.copy = Some((copy, open));
@@ -116,6 +126,7 @@ pub(super) struct StandbyLayers<C> {
     me: Holder,
     layers: BTreeMap<LayerId, StandbyLayer<C>>,
     seals: BTreeMap<Turn, Seal>,
+    exchange: CopyExchange,
     tick: u32,
     /// The gradients of the layers here come later than steps are sealed: no further layer is
     /// requested.
@@ -130,11 +141,12 @@ impl<C: LayerCopy> StandbyLayers<C> {
         me: Holder,
         pre_copy: Arc<PreCopyPlan>,
         before: Option<Self>,
+        schedule: Option<Arc<OuterSchedule>>,
     ) -> Option<Self> {
         let before = before.filter(|before| before.pre_copy.generation == pre_copy.generation);
-        let (mut known, seals, tick) = match before {
-            Some(before) => (before.layers, before.seals, before.tick),
-            None => (BTreeMap::new(), BTreeMap::new(), 0),
+        let (mut known, seals, exchange, tick) = match before {
+            Some(before) => (before.layers, before.seals, before.exchange, before.tick),
+            None => (BTreeMap::new(), BTreeMap::new(), CopyExchange::new(schedule), 0),
         };
         let mut layers = BTreeMap::new();
         for planned in pre_copy.followed_by(me) {
@@ -143,7 +155,7 @@ impl<C: LayerCopy> StandbyLayers<C> {
         }
         let is_full = false;
         let is_reported = false;
-        let standby = Self { pre_copy, me, layers, seals, tick, is_full, is_reported };
+        let standby = Self { pre_copy, me, layers, seals, exchange, tick, is_full, is_reported };
         (!standby.layers.is_empty()).then_some(standby)
     }
 
@@ -193,7 +205,25 @@ impl<C: LayerCopy> StandbyLayers<C> {
         if self.seals.len() > SEALS_MAX {
             self.seals.pop_first();
         }
-        self.layers.values_mut().for_each(|standby_layer| standby_layer.advance(&self.seals));
+        self.advance();
+    }
+
+    fn advance(&mut self) {
+        let Self { layers, seals, exchange, .. } = self;
+        layers.values_mut().for_each(|standby_layer| standby_layer.advance(seals, exchange));
+    }
+
+    /// An outer step of all islands has an outcome.
+    pub(super) fn handle_outer(&mut self, outer: &OuterWeights) {
+        if self.layers.contains_key(&outer.layer) {
+            self.exchange.receive(outer.clone());
+            self.advance();
+        }
+    }
+
+    /// What is requested of the exchange between islands.
+    pub(super) fn take_requests(&mut self) -> Vec<OuterRequest> {
+        self.exchange.take_requests()
     }
 
     /// Requests the layers that have not come, few at a time; none any more once the way here is full.
@@ -261,7 +291,8 @@ impl<C: LayerCopy> StandbyLayers<C> {
             Ok(copy) => standby_layer.copy = Some((copy, open)),
             Err(_) => standby_layer.is_given_up = true,
         }
-        standby_layer.advance(&self.seals);
+        self.exchange.begin(layer, version);
+        standby_layer.advance(&self.seals, &mut self.exchange);
         Ok(())
     }
 
@@ -281,7 +312,7 @@ impl<C: LayerCopy> StandbyLayers<C> {
         }
         match before {
             Some(seal) => self.settle(&seal),
-            None => self.layers.values_mut().for_each(|layer| layer.advance(&self.seals)),
+            None => self.advance(),
         }
         Ok(())
     }

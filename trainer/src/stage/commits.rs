@@ -87,6 +87,8 @@ impl<W: StageExecutor, S: BatchSource> StageRunner<W, S> {
             None if seal.verdict.is_final() => self.executor.skip(step),
             None => return,
         }
+        let Self { exchange, executor, outbox, .. } = self;
+        exchange.advance(step.next(), executor, outbox);
         self.outbox.push_back(Output::Sealed { version: step.next() });
     }
 }

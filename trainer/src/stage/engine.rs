@@ -78,12 +78,15 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
         updates: u64,
     ) -> Self {
         assert_eq!(executor.version(), turn.step, "a step begins with the version of its number");
-        Self {
+        let mut engine = Self {
             validation: StageValidation::new(turn, updates, setup.clip_norm),
             phase: first_phase(&setup, turn),
             runner: StageRunner::new(setup, stage, executor, source, turn),
             has_standby_peers: false,
-        }
+        };
+        let StageRunner { exchange, executor, outbox, .. } = &mut engine.runner;
+        exchange.begin(turn.step, executor, outbox);
+        engine
     }
 
     /// Ends the stage: a sealed step is carried out, everything else is dropped, and the layers are
@@ -141,6 +144,10 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
             Event::Seal(seal) => self.validation.receive_seal(seal)?,
             Event::Halt { after } => self.runner.halt_after(after),
             Event::Partial(partial) => self.runner.accept_partial(partial)?,
+            Event::Published { layer, version } => {
+                self.runner.exchange.count_published(layer, version)
+            }
+            Event::Outer(outer) => self.runner.exchange.receive(outer),
         }
         Ok(())
     }

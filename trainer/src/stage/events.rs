@@ -1,5 +1,7 @@
 //! The configuration of a stage, the events that it handles and the outputs that it yields.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 use zbelastic_consensus::validation::{
     GradientReport, LayerFingerprint, Prefix, Seal, SealRefusal, Turn,
@@ -16,6 +18,7 @@ use super::partial::{PartialGradient, PartialRefusal};
 use super::stash_store::StashStoreError;
 use crate::model::ModelConfig;
 use crate::optimizer::OptimizerConfig;
+use crate::outer::{OuterRequest, OuterSchedule, OuterWeights};
 use crate::plan::Plan;
 
 /// The configuration of a run, the same for all its stages.
@@ -44,9 +47,17 @@ pub struct StageSetup {
     pub copies_wanted: bool,
     /// A report carries the fingerprints of the state every so many steps; 0 never.
     pub attest_every: u64,
+    /// When weights are exchanged with other islands, if the run is one of several.
+    pub outer: Option<Arc<OuterSchedule>>,
 }
 
 impl StageSetup {
+    /// The step whose batches are trained on in `step`: of several islands each has its own.
+    pub(crate) fn batch_step(&self, step: Step) -> Step {
+        let outer = self.outer.as_ref().map(|outer| outer.config().batches_of(step.0));
+        outer.map_or(step, Step)
+    }
+
     /// Whether the fingerprints of the state that `step` begins with are reported.
     pub(super) fn attests(&self, step: Step) -> bool {
         self.attest_every > 0 && step.0.is_multiple_of(self.attest_every)
@@ -80,6 +91,15 @@ pub enum Event {
     },
     /// Another replica's gradient of a chunk.
     Partial(PartialGradient),
+    /// The weights of a version of a layer are durable where other islands read them.
+    Published {
+        /// The layer.
+        layer: LayerId,
+        /// The version.
+        version: Step,
+    },
+    /// The weights that an outer step of all islands led to.
+    Outer(OuterWeights),
 }
 
 /// A message that the engine's owner delivers.
@@ -135,6 +155,8 @@ pub enum Output {
         /// The gradient, with its turn and the chunk that adds it.
         partial: PartialGradient,
     },
+    /// A request to the exchange between islands.
+    Outer(OuterRequest),
 }
 
 /// Why an event was dropped. The engine stays as it was.
@@ -243,5 +265,10 @@ pub enum WaitReason {
     Partial {
         /// The chunk that adds it.
         chunk: ChunkIndex,
+    },
+    /// The exchange of a layer with other islands.
+    Outer {
+        /// The layer.
+        layer: LayerId,
     },
 }

@@ -13,6 +13,7 @@ use super::stash_store::StashStoreError;
 use crate::data::TokenBatch;
 use crate::layer_image::{LayerImage, PendingImage, layer_digest, layer_fingerprint};
 use crate::model::{Span, TiedEnd, TiedParts};
+use crate::outer::OuterWeights;
 
 /// One optimizer update: the values that its numbers depend on besides the settings.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -33,7 +34,7 @@ pub struct UpdateRequest {
 /// [`UpdateExecutor::compute_candidate`] and [`UpdateExecutor::drop_candidate`] or
 /// [`UpdateExecutor::commit`].
 pub trait StageExecutor:
-    PassExecutor + GradientExecutor + UpdateExecutor + SealedState + OperationClock
+    PassExecutor + GradientExecutor + UpdateExecutor + SealedState + OuterExecutor + OperationClock
 {
     /// The fault that ended the device, if any. Values computed since are not results.
     fn fault(&self) -> Option<DeviceFault> {
@@ -250,6 +251,15 @@ pub trait SealedState {
         attested.extend(fingerprints_of(&self.twin_images()));
         Ok(attested)
     }
+}
+
+/// The weights that islands exchange: of sealed layers, and only of what is trained.
+pub trait OuterExecutor {
+    /// The floats of the trained tensors of a layer as it is sealed, in order. Waits for them.
+    fn trained_weights(&self, layer: LayerId) -> Vec<f32>;
+
+    /// Mixes outer weights into those of a layer and puts them in force. No candidate is there.
+    fn mix_outer(&mut self, outer: &OuterWeights);
 }
 
 /// Times of operations by the device's own clock. Every default is of a device whose operations are

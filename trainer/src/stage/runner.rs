@@ -13,6 +13,7 @@ use super::events::{Output, StageSetup, WaitReason};
 use super::executor::StageExecutor;
 use super::frame::{Frame, PassMode};
 use super::inbox::{BoundaryFrameRefusal, FrameInbox};
+use super::outer::StageExchange;
 use super::partial::PartialInbox;
 use super::phase::StepLosses;
 use super::stash_store::StashStoreError;
@@ -36,6 +37,7 @@ pub(super) struct StageRunner<W, S> {
     halt_after: Option<Step>,
     pub(super) inbox: FrameInbox,
     pub(super) partials: PartialInbox,
+    pub(super) exchange: StageExchange,
     pub(super) outbox: VecDeque<Output>,
 }
 
@@ -51,6 +53,7 @@ impl<W: StageExecutor, S: BatchSource> StageRunner<W, S> {
         let slice_count = setup.plan.program.slice_count;
         let parts = (setup.plan.microbatches_per_replica() * slice_count) as usize;
         let frame_lens = (0..slice_count).map(|slice| executor.frame_len(SliceIndex(slice)));
+        let exchange = StageExchange::new(&setup, stage);
         let inbox = FrameInbox::new(frame_lens.collect(), chunk_count * parts * FRAMES_PER_PASS);
         Self {
             setup,
@@ -62,6 +65,7 @@ impl<W: StageExecutor, S: BatchSource> StageRunner<W, S> {
             halt_after: None,
             inbox,
             partials: PartialInbox::default(),
+            exchange,
             outbox: VecDeque::new(),
         }
     }
@@ -99,6 +103,7 @@ impl<W: StageExecutor, S: BatchSource> StageRunner<W, S> {
         self.setup.plan.program.window == Some(Window::Zero)
             || self.is_last(step)
             || self.setup.evaluates_after(step)
+            || self.setup.outer.as_ref().is_some_and(|outer| outer.mixes_any(step.next()))
     }
 
     /// Stores a boundary tensor that arrived, if it belongs.
@@ -141,7 +146,7 @@ impl<W: StageExecutor, S: BatchSource> StageRunner<W, S> {
     fn training_batch(&self, step: Step, microbatch: MicrobatchIndex) -> TokenBatch {
         let is_again = mutant::is(Mutant::M7CursorMoves) && self.replayed.0 == step;
         let ahead = if is_again { u64::from(self.replayed.1) } else { 0 };
-        self.source.training(Step(step.0 + ahead), microbatch)
+        self.source.training(self.setup.batch_step(Step(step.0 + ahead)), microbatch)
     }
 
     /// The operand of a pass, if it comes from another chunk.
@@ -197,7 +202,8 @@ impl<W: StageExecutor, S: BatchSource> StageRunner<W, S> {
     /// The targets of the turn's step, counted once a turn.
     pub(super) fn step_targets(&self, losses: &mut StepLosses) -> StepTargets {
         let microbatch_count = self.setup.plan.batch.microbatch_count;
-        losses.targets(|| self.source.targets(self.turn.step, microbatch_count))
+        let step = self.setup.batch_step(self.turn.step);
+        losses.targets(|| self.source.targets(step, microbatch_count))
     }
 
     /// An operation that the second store refuses is tried again when the engine runs next.

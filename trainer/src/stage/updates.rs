@@ -1,7 +1,6 @@
 //! REPORT, STEP, the gates and COMMIT: the stage's part of validation, carried out.
 
 use zbelastic_consensus::validation::{CandidateAction, Gate, SealApplication, Turn};
-use zbelastic_kernels::DeviceFault;
 use zbelastic_schedule::{UpdateOp, Window};
 use zbelastic_types::Step;
 
@@ -28,7 +27,8 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
         Ok(())
     }
 
-    fn freeze_and_report(&mut self) -> Result<(), DeviceFault> {
+    fn freeze_and_report(&mut self) -> Result<(), Stop> {
+        self.runner.exchange.check(self.runner.turn.step)?;
         let window = self.runner.setup.plan.program.window;
         let expected = self.validation.expected_update(window, self.runner.turn.step);
         let sums = self.runner.freeze(expected);
@@ -41,7 +41,7 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
         };
         let report = self.validation.report(self.runner.stage, sums, loss_sum);
         program.report = Some(report.clone());
-        self.runner.queue_report(report, self.has_standby_peers)
+        Ok(self.runner.queue_report(report, self.has_standby_peers)?)
     }
 
     fn step(&mut self) -> Result<(), WaitReason> {

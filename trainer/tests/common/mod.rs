@@ -33,6 +33,7 @@ use zbelastic_trainer::model::{
     TensorSpec, model_layers, model_size,
 };
 use zbelastic_trainer::optimizer::{LrDecay, OptimizerConfig, OptimizerKind, WeightDecayScope};
+use zbelastic_trainer::outer::{OuterRequest, OuterWeights};
 use zbelastic_trainer::plan::{
     BatchShape, LaneCount, Plan, PlanRequest, ReplicaCount, SliceBalance,
 };
@@ -131,6 +132,7 @@ pub fn setup(model: ModelConfig, plan: Plan, step_count: u64) -> StageSetup {
         injections: Vec::new(),
         copies_wanted: false,
         attest_every: 0,
+        outer: None,
     }
 }
 
@@ -259,6 +261,33 @@ pub struct StageCluster<B: Backend = CpuBackend> {
     copies: BTreeMap<LayerId, Box<dyn LayerCopy>>,
     /// By stage, the gradients that were sent last and are not read yet.
     carried: BTreeMap<usize, Vec<Arc<LayerGradient>>>,
+    /// What the other islands send, if the run is one of several.
+    exchange: Option<Arc<RecordedExchange>>,
+}
+
+/// What islands published and what came of it, by layer and version, as the serial reference had it.
+#[derive(Default)]
+pub struct RecordedExchange {
+    pub island: u32,
+    pub published: BTreeMap<(LayerId, Step), Vec<Vec<f32>>>,
+    pub outer: BTreeMap<(LayerId, Step), OuterWeights>,
+}
+
+impl RecordedExchange {
+    /// The answer to a request. What is published must be what the reference published.
+    fn answer(&self, request: OuterRequest) -> Event {
+        match request {
+            OuterRequest::Publish { layer, version, weights } => {
+                let expected = &self.published[&(layer, version)][self.island as usize];
+                assert!(weights[..] == expected[..], "layer {layer} at {version}");
+                Event::Published { layer, version }
+            }
+            OuterRequest::Forget => unreachable!("a runtime sends it, and no stage"),
+            OuterRequest::Await { layer, round, .. } => {
+                Event::Outer(self.outer[&(layer, round.mixed)].clone())
+            }
+        }
+    }
 }
 
 enum StageWire {
@@ -315,6 +344,7 @@ impl<B: Backend> StageCluster<B> {
             is_apart: false,
             copies: BTreeMap::new(),
             carried: BTreeMap::new(),
+            exchange: None,
         }
     }
 
@@ -346,6 +376,12 @@ impl<B: Backend> StageCluster<B> {
             (layer, Box::new(model.copy(&model.initial(layer)).expect("memory")))
         };
         self.copies = layers.map(copy).collect();
+        self
+    }
+
+    /// One of several islands, whose others did what is recorded.
+    pub fn among_islands(mut self, exchange: Arc<RecordedExchange>) -> Self {
+        self.exchange = Some(exchange);
         self
     }
 
@@ -484,6 +520,11 @@ impl<B: Backend> StageCluster<B> {
                     self.carried.insert(stage, gradients);
                 }
                 Output::Sealed { .. } => {}
+                Output::Outer(request) => {
+                    let exchange = self.exchange.clone().expect("an island");
+                    let answer = exchange.answer(request);
+                    self.send(LEADER - 1, from, StageWire::Event(answer));
+                }
                 Output::Evaluated { steps_done, loss_sum, token_count } => {
                     outcome.evaluations.push((steps_done, loss_sum / token_count as f64));
                 }

@@ -153,6 +153,7 @@ fn setup(model: &ModelConfig, weights: Vec<Vec<f32>>, shape: &[usize]) -> StageS
         injections: Vec::new(),
         copies_wanted: false,
         attest_every: 0,
+        outer: None,
     }
 }
 

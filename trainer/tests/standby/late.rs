@@ -96,6 +96,7 @@ fn inventory(pair: &mut OwnerAndStandby) -> Vec<(LayerId, Step, Digest)> {
             | RuntimeOutput::Peer { .. }
             | RuntimeOutput::Read { .. }
             | RuntimeOutput::Write { .. }
+            | RuntimeOutput::Outer(_)
             | RuntimeOutput::Evaluated { .. } => None,
         });
     let layers = layers.expect("it is reported").into_iter();

@@ -137,7 +137,7 @@ impl PlayProcess {
                 let written = RuntimeInput::Written { version, layer, generation, durable };
                 self.runtime_input(written, around);
             }
-            RuntimeOutput::Evaluated { .. } => {}
+            RuntimeOutput::Outer(_) | RuntimeOutput::Evaluated { .. } => {}
         }
     }
 

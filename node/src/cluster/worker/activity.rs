@@ -158,15 +158,18 @@ impl WorkLog {
         is_keeping || is_read
     }
 
-    fn activity(&self, evaluated: Option<(u32, u32)>) -> Option<LongActivity> {
+    fn activity(&self, gauge: &DeviceGauge) -> Option<LongActivity> {
         let received = self.received.total() - self.received_before;
         if received < self.receiving {
             let done = Bytes(received);
             let total = Bytes(self.receiving);
             return Some(LongActivity::Receiving { done, total });
         }
-        if let Some((done, total)) = evaluated {
+        if let Some((done, total)) = gauge.evaluation().get() {
             return Some(LongActivity::Evaluating { done, total });
+        }
+        if let Some(layer) = gauge.awaited_layer() {
+            return Some(LongActivity::AwaitingIslands { layer });
         }
         let CheckpointWriteProgress { version, under_way, done } = self.writing.as_ref()?;
         let total = done + under_way.iter().map(|piece| piece.length).sum::<u64>();
@@ -202,7 +205,7 @@ impl WorkLog {
         let done = gauge.work().total() + self.received.total() + self.pieces.total() + moved;
         let progress = done + self.export_waits;
         let is_new = std::mem::replace(&mut self.progress, progress) != progress;
-        let activity = self.due_activity(done, gauge.evaluation().get());
+        let activity = self.due_activity(done, gauge);
         WorkReport { progress: is_new.then_some(progress), activity }
     }
 
@@ -210,14 +213,14 @@ impl WorkLog {
     fn due_activity(
         &mut self,
         done: u64,
-        evaluated: Option<(u32, u32)>,
+        gauge: &DeviceGauge,
     ) -> Option<(u64, Option<LongActivity>)> {
         self.ticks += 1;
         if self.ticks < REPORT_TICKS {
             return None;
         }
         self.ticks = 0;
-        let report = (done, self.activity(evaluated));
+        let report = (done, self.activity(gauge));
         (self.reported.replace(report) != Some(report)).then_some(report)
     }
 }
@@ -263,17 +266,30 @@ mod tests {
         let count = log.begin_receiving(30);
         let _same = log.begin_receiving(10);
         count.add(25);
+        let evaluating = DeviceGauge::default();
+        evaluating.evaluation().set(Some((1, 2)));
         let receiving = |done| LongActivity::Receiving { done: Bytes(done), total: Bytes(40) };
-        assert_eq!(log.activity(Some((1, 2))), Some(receiving(25)), "everybody waits for it");
+        assert_eq!(log.activity(&evaluating), Some(receiving(25)), "everybody waits for it");
         count.add(15);
-        assert_eq!(
-            log.activity(Some((1, 2))),
-            Some(LongActivity::Evaluating { done: 1, total: 2 })
-        );
+        assert_eq!(log.activity(&evaluating), Some(LongActivity::Evaluating { done: 1, total: 2 }));
         log.end_receiving();
         let _next = log.begin_receiving(10);
         let expected = LongActivity::Receiving { done: Bytes(0), total: Bytes(10) };
-        assert_eq!(log.activity(None), Some(expected), "what came before is not counted again");
+        assert_eq!(
+            log.activity(&DeviceGauge::default()),
+            Some(expected),
+            "what came before is not counted again"
+        );
+    }
+
+    #[test]
+    fn a_step_that_waits_for_islands_is_an_activity() {
+        let gauge = DeviceGauge::default();
+        gauge.set_awaited_layer(Some(LayerId(0)));
+        let expected = LongActivity::AwaitingIslands { layer: LayerId(0) };
+        assert_eq!(WorkLog::default().activity(&gauge), Some(expected));
+        gauge.set_awaited_layer(None);
+        assert_eq!(WorkLog::default().activity(&gauge), None);
     }
 
     #[test]
@@ -302,18 +318,22 @@ mod tests {
         log.begin_writing(piece(4, 1));
         log.note_written(piece(3, 0), false);
         log.note_written(piece(4, 1), true);
-        assert_eq!(log.activity(None), writing(4, 10, 20));
+        assert_eq!(log.activity(&DeviceGauge::default()), writing(4, 10, 20));
         log.note_written(piece(4, 0), true);
-        assert_eq!(log.activity(None), None);
+        assert_eq!(log.activity(&DeviceGauge::default()), None);
         log.begin_writing(piece(5, 0));
         log.begin_writing(piece(6, 0));
-        assert_eq!(log.activity(None), writing(6, 0, 10), "the newest");
+        assert_eq!(log.activity(&DeviceGauge::default()), writing(6, 0, 10), "the newest");
         log.note_written(piece(6, 0), false);
-        assert_eq!(log.activity(None), None);
+        assert_eq!(log.activity(&DeviceGauge::default()), None);
         log.begin_writing(piece(7, 0));
         log.begin_writing(piece(7, 0));
         log.note_written(piece(7, 0), true);
-        assert_eq!(log.activity(None), None, "it was sealed again under another plan");
+        assert_eq!(
+            log.activity(&DeviceGauge::default()),
+            None,
+            "it was sealed again under another plan"
+        );
     }
 
     #[test]

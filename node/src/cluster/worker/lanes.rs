@@ -2,7 +2,6 @@
 
 use std::time::Instant;
 
-use zbelastic_machine::device_links::{LinkFailure, LinkReport};
 use zbelastic_transport::Transport;
 use zbelastic_wire::frames::{IncomingFrame, incoming};
 use zbelastic_wire::{self as wire, BulkKey};
@@ -46,21 +45,6 @@ impl WorkerNode {
     pub(super) fn stop_links(&self) {
         if let Some(links) = self.ports.device.links() {
             links.stop();
-        }
-    }
-
-    pub(super) fn log_link(&mut self, report: LinkReport) {
-        match report {
-            LinkReport::Ready { to } => {
-                self.ports.journal.log(format!("tensors for node {to} are sent by NCCL"));
-            }
-            // With a plan that stops, or for a reason that is logged there.
-            LinkReport::Failed { peer, reason: reason @ LinkFailure::There } => {
-                self.ports.journal.log(format!("a link with node {peer} is over: {reason}"));
-            }
-            LinkReport::Failed { peer, reason } => self.ports.journal.warn(format!(
-                "tensors of a link with node {peer} go by way of the host until the next plan: {reason}"
-            )),
         }
     }
 }

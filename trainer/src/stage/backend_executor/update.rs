@@ -1,14 +1,15 @@
 //! The optimizer's update on all layers of a stage, timed layer by layer.
 
 use zbelastic_kernels::Backend;
-use zbelastic_types::Step;
+use zbelastic_types::{LayerId, Step};
 
 use super::BackendExecutor;
 use crate::model::{AfterCommit, LayerOp, LayerState};
 use crate::optimizer::{
     OptimizerConfig, OptimizerUpdate, commit, compute_candidate, drop_candidate, skip,
 };
-use crate::stage::executor::{UpdateExecutor, UpdateRequest};
+use crate::outer::OuterWeights;
+use crate::stage::executor::{OuterExecutor, UpdateExecutor, UpdateRequest};
 
 impl<B: Backend> UpdateExecutor for BackendExecutor<B> {
     fn compute_candidate(&mut self, request: UpdateRequest) {
@@ -38,6 +39,21 @@ impl<B: Backend> UpdateExecutor for BackendExecutor<B> {
     fn skip(&mut self, step: Step) {
         let (_, layers) = self.update_layers();
         layers.for_each(|layer| skip(layer, step));
+    }
+}
+
+impl<B: Backend> OuterExecutor for BackendExecutor<B> {
+    fn trained_weights(&self, layer: LayerId) -> Vec<f32> {
+        let mut layers = self.layers().chain(self.twin_layers());
+        let layer = layers.find(|found| found.spec.layer == layer).expect("a layer of this stage");
+        layer.trained_weights(&self.backend)
+    }
+
+    fn mix_outer(&mut self, outer: &OuterWeights) {
+        let (backend, mut layers) = self.update_layers();
+        let layer = layers.find(|found| found.spec.layer == outer.layer);
+        let layer = layer.expect("a layer of this stage");
+        layer.mix_weights(backend, &outer.weights, outer.local_share);
     }
 }
 

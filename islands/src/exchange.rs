@@ -1,0 +1,334 @@
+//! Requests in, published weights and outer steps out.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use zbelastic_trainer::outer::{
+    OuterRequest, OuterRound, OuterSchedule, OuterState, OuterVerdict, add_island,
+};
+use zbelastic_types::{Digest, LayerId, Step};
+
+use crate::event::{ExchangeError, ExchangeEvent};
+use crate::folders::{FolderError, IslandFolders, ObjectKey, WeightsKind};
+use crate::object::{WeightsHead, WeightsObject, state_floats, state_hash};
+
+/// What all exchanges of a run have in common.
+#[derive(Clone, Debug)]
+pub struct ExchangeRun {
+    /// When which layers are exchanged.
+    pub schedule: Arc<OuterSchedule>,
+    /// The hash of the settings that the islands have in common.
+    pub settings: Digest,
+    /// Trained floats of each layer.
+    pub floats: Vec<usize>,
+    /// Rounds of which objects are kept; none for all.
+    pub rounds_kept: Option<u64>,
+}
+
+/// What came of other islands for a round, in the order of islands.
+#[derive(Default)]
+struct IslandSum {
+    /// The first island that is not in it.
+    next: u32,
+    sum: Option<Vec<f32>>,
+}
+
+/// The exchange of one worker with other islands.
+pub struct Exchange<F> {
+    folders: F,
+    run: ExchangeRun,
+    publishes: VecDeque<(LayerId, Step, Arc<[f32]>)>,
+    /// The round of each layer that is awaited, and whether its outer step is made here.
+    awaited: BTreeMap<LayerId, (OuterRound, bool)>,
+    received: BTreeMap<LayerId, IslandSum>,
+    /// The failure that was said last, so that it is said once.
+    failed: Option<String>,
+}
+
+impl<F: IslandFolders> Exchange<F> {
+    /// An exchange without requests.
+    #[must_use]
+    pub const fn new(folders: F, run: ExchangeRun) -> Self {
+        Self {
+            folders,
+            run,
+            publishes: VecDeque::new(),
+            awaited: BTreeMap::new(),
+            received: BTreeMap::new(),
+            failed: None,
+        }
+    }
+
+    /// Takes a request up. A later one of a layer replaces those before it.
+    pub fn handle(&mut self, request: OuterRequest) {
+        match request {
+            OuterRequest::Publish { layer, version, weights } => {
+                self.publishes.retain(|(of, _, _)| *of != layer);
+                self.publishes.push_back((layer, version, weights));
+            }
+            OuterRequest::Await { layer, round, is_owner } => {
+                let known = self.awaited.get(&layer).filter(|(known, _)| *known == round);
+                // Several here may have the layer, and one of them owns it.
+                let is_owner = is_owner || known.is_some_and(|(_, was_owner)| *was_owner);
+                if known.is_none() {
+                    self.received.remove(&layer);
+                }
+                self.awaited.insert(layer, (round, is_owner));
+            }
+            OuterRequest::Forget => {
+                self.publishes.clear();
+                self.awaited.clear();
+                self.received.clear();
+            }
+        }
+    }
+
+    /// Whether a request is not answered.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        !self.publishes.is_empty() || !self.awaited.is_empty()
+    }
+
+    /// The island whose weights are missing for the round that is to be mixed in first, if one is missing.
+    #[must_use]
+    pub fn missing_island(&self) -> Option<u32> {
+        let owned = self.awaited.iter().filter(|(_, (_, is_owner))| *is_owner);
+        let (layer, _) = owned.min_by_key(|(_, (round, _))| round.mixed)?;
+        let next = self.received.get(layer).map_or(0, |received| received.next);
+        (next < self.run.schedule.config().islands).then_some(next)
+    }
+
+    /// Does what can be done now. What failed is left, and tried at the next call.
+    pub fn poll(&mut self) -> Vec<ExchangeEvent> {
+        let mut events = Vec::new();
+        let mut failure = None;
+        for _ in 0..self.publishes.len() {
+            let Some((layer, version, weights)) = self.publishes.pop_front() else { break };
+            match self.publish(layer, version, &weights) {
+                Ok(stays) => {
+                    events.extend(stays.then_some(ExchangeEvent::Stays { layer, version }));
+                    events.push(ExchangeEvent::Published { layer, version });
+                }
+                Err(error) => {
+                    self.publishes.push_back((layer, version, weights));
+                    failure.get_or_insert(error);
+                }
+            }
+        }
+        let mut awaited: Vec<_> = self.awaited.iter().map(|(k, v)| (v.0.mixed, *k, *v)).collect();
+        awaited.sort_unstable_by_key(|(mixed, layer, _)| (*mixed, *layer));
+        for (version, layer, (round, is_owner)) in awaited {
+            match self.outer_state(layer, round, is_owner) {
+                Ok(None) => {}
+                Ok(Some(state)) => {
+                    let is_skipped = state.verdict == OuterVerdict::Skip;
+                    events.extend(is_skipped.then_some(ExchangeEvent::Skipped { layer, version }));
+                    let outer = self.run.schedule.config().outer_weights(layer, round, &state);
+                    events.push(ExchangeEvent::Outer(outer));
+                    self.awaited.remove(&layer);
+                    self.received.remove(&layer);
+                }
+                Err(error) => drop(failure.get_or_insert(error)),
+            }
+        }
+        events.extend(self.failed_event(failure));
+        events
+    }
+
+    /// Says a failure that was not said last.
+    fn failed_event(&mut self, failure: Option<ExchangeError>) -> Option<ExchangeEvent> {
+        let text = failure.as_ref().map(ToString::to_string);
+        let is_new = self.failed != text;
+        self.failed = text;
+        failure.filter(|_| is_new).map(ExchangeEvent::Failed)
+    }
+
+    fn island(&self) -> u32 {
+        self.run.schedule.config().island
+    }
+
+    /// Makes weights durable, with the state that their round began with; those before the first step as
+    /// the state that the first round begins with. What is there stays (I1): yields whether it has other
+    /// bits.
+    fn publish(
+        &self,
+        layer: LayerId,
+        version: Step,
+        weights: &[f32],
+    ) -> Result<bool, ExchangeError> {
+        let Some(round) = self.run.schedule.sent_at(layer, version) else {
+            return self.begin_with(layer, version, weights).map(|()| false);
+        };
+        let key = ObjectKey { kind: WeightsKind::Sent, layer, version };
+        if let Some(found) = self.own(key)? {
+            let bits =
+                |floats: &[f32]| floats.iter().map(|float| float.to_bits()).collect::<Vec<_>>();
+            return Ok(bits(&found.floats) != bits(weights));
+        }
+        let before = state_hash(&self.state(layer, round.before)?);
+        let head = WeightsHead { before, ..self.head(layer, version) };
+        self.write(key, &WeightsObject { head, floats: weights.to_vec() })?;
+        self.remove_old(layer, version).map(|()| false)
+    }
+
+    /// Makes the state that the first round goes on from durable. One that is there is this one, or
+    /// belongs to another run.
+    fn begin_with(
+        &self,
+        layer: LayerId,
+        version: Step,
+        weights: &[f32],
+    ) -> Result<(), ExchangeError> {
+        let state = OuterState::initial(weights.to_vec());
+        self.write_state(layer, version, &state)?;
+        match state_hash(&self.state(layer, version)?) == state_hash(&state) {
+            true => Ok(()),
+            false => Err(ExchangeError::OtherRun { island: self.island() }),
+        }
+    }
+
+    /// The outer state that a round leads to, if it is there or can be made.
+    fn outer_state(
+        &mut self,
+        layer: LayerId,
+        round: OuterRound,
+        is_owner: bool,
+    ) -> Result<Option<OuterState>, ExchangeError> {
+        if let Some(state) = self.state_at(layer, round.mixed)? {
+            return Ok(Some(state));
+        }
+        if !is_owner {
+            return Ok(None);
+        }
+        let before = self.state(layer, round.before)?;
+        self.receive(layer, round, state_hash(&before))?;
+        let islands = self.run.schedule.config().islands;
+        let received = self.received.get(&layer).filter(|received| received.next == islands);
+        let Some(sum) = received.and_then(|received| received.sum.as_ref()) else {
+            return Ok(None);
+        };
+        let state = before.step(sum, islands, self.run.schedule.config().outer_step());
+        self.write_state(layer, round.mixed, &state)?;
+        Ok(Some(state))
+    }
+
+    /// Reads what islands sent for a round that they began with this state, as far as it is there.
+    fn receive(
+        &mut self,
+        layer: LayerId,
+        round: OuterRound,
+        before: [u8; 32],
+    ) -> Result<(), ExchangeError> {
+        let version = round.sent;
+        let key = ObjectKey { kind: WeightsKind::Sent, layer, version };
+        let mut received = self.received.remove(&layer).unwrap_or_default();
+        let mut result = Ok(());
+        while received.next < self.run.schedule.config().islands {
+            let island = received.next;
+            match self.read(island, key) {
+                Ok(None) => break,
+                Ok(Some(object)) if object.head.before != before => {
+                    result = Err(ExchangeError::Diverged { island, layer, version });
+                    break;
+                }
+                Ok(Some(object)) => add_island(&mut received.sum, object.floats),
+                Err(error) => {
+                    result = Err(error);
+                    break;
+                }
+            }
+            received.next += 1;
+        }
+        self.received.insert(layer, received);
+        result
+    }
+
+    /// The outer state of a version, if it is there and whole.
+    fn state_at(&self, layer: LayerId, version: Step) -> Result<Option<OuterState>, ExchangeError> {
+        let key = ObjectKey { kind: WeightsKind::Outer, layer, version };
+        Ok(self.own(key)?.and_then(WeightsObject::into_state))
+    }
+
+    /// The outer state that a round goes on from.
+    fn state(&self, layer: LayerId, version: Step) -> Result<OuterState, ExchangeError> {
+        let island = self.island();
+        let found = self.state_at(layer, version)?;
+        found.ok_or(ExchangeError::NoState { island, layer, version })
+    }
+
+    fn write_state(
+        &self,
+        layer: LayerId,
+        version: Step,
+        state: &OuterState,
+    ) -> Result<(), ExchangeError> {
+        let key = ObjectKey { kind: WeightsKind::Outer, layer, version };
+        if self.own(key)?.is_some() {
+            return Ok(());
+        }
+        let is_skipped = state.verdict == OuterVerdict::Skip;
+        let head = WeightsHead { is_skipped, ..self.head(layer, version) };
+        self.write(key, &WeightsObject { head, floats: state_floats(state) })
+    }
+
+    fn head(&self, layer: LayerId, version: Step) -> WeightsHead {
+        WeightsHead {
+            settings: self.run.settings.0,
+            island: self.island(),
+            layer: layer.0,
+            version: version.0,
+            before: [0; 32],
+            is_skipped: false,
+        }
+    }
+
+    /// Removes what no island goes back to.
+    fn remove_old(&self, layer: LayerId, version: Step) -> Result<(), ExchangeError> {
+        let Some(rounds) = self.run.rounds_kept else { return Ok(()) };
+        let steps = rounds.saturating_mul(self.run.schedule.config().every);
+        let Some(oldest) = version.0.checked_sub(steps) else { return Ok(()) };
+        for kind in [WeightsKind::Sent, WeightsKind::Outer] {
+            let key = ObjectKey { kind, layer, version: Step(oldest) };
+            self.folders.remove_before(key).map_err(|error| self.own_failed(key, error))?;
+        }
+        Ok(())
+    }
+
+    /// An object of this island. One that is damaged, as by a process that was killed while another wrote it
+    /// too, is not there: it is written again.
+    fn own(&self, key: ObjectKey) -> Result<Option<WeightsObject>, ExchangeError> {
+        match self.read(self.island(), key) {
+            Err(ExchangeError::Folder { error: FolderError::Object(_), .. }) => Ok(None),
+            found => found,
+        }
+    }
+
+    fn read(&self, island: u32, key: ObjectKey) -> Result<Option<WeightsObject>, ExchangeError> {
+        let found = self.folders.read(island, key);
+        let found = found.map_err(|error| ExchangeError::Folder { island, key, error })?;
+        let Some(object) = found else { return Ok(None) };
+        let WeightsHead { settings, island: by, .. } = object.head;
+        let is_named = by == island && object.head.place() == (key.layer, key.version);
+        if settings != self.run.settings.0 || !is_named {
+            return Err(ExchangeError::OtherRun { island });
+        }
+        let floats = self.run.floats.get(key.layer.index()).copied().unwrap_or_default();
+        let expected = match key.kind {
+            WeightsKind::Sent => floats,
+            WeightsKind::Outer => 2 * floats,
+        };
+        let found = object.floats.len();
+        if found != expected {
+            return Err(ExchangeError::Length { island, layer: key.layer, expected, found });
+        }
+        Ok(Some(object))
+    }
+
+    fn write(&self, key: ObjectKey, object: &WeightsObject) -> Result<(), ExchangeError> {
+        self.folders.write(key, object).map_err(|error| self.own_failed(key, error))
+    }
+
+    fn own_failed(&self, key: ObjectKey, error: FolderError) -> ExchangeError {
+        ExchangeError::Folder { island: self.island(), key, error }
+    }
+}
