@@ -112,6 +112,7 @@ fn is_of_folder(config: &RunConfig, key: Key) -> bool {
 fn value_of(config: &RunConfig, key: Key) -> Option<ConfigValue> {
     let RunConfig { model, optimizer, guard, batch, checkpoint, elastic, .. } = config;
     let size = |size: u32| whole(size.into());
+    let outer = config.sync.as_ref().map(|sync| &sync.outer);
     let value = match key {
         Key::Preset => return None,
         Key::FromHf => match &config.weights {
@@ -231,19 +232,17 @@ fn value_of(config: &RunConfig, key: Key) -> Option<ConfigValue> {
             None => return None,
             Some(file) => text(&file.display().to_string()),
         },
-        Key::SyncEvery => whole(config.sync.as_ref()?.outer.every),
+        Key::SyncEvery => whole(outer?.every),
         Key::SyncFolders => {
             let folders = config.sync.as_ref()?.folders.iter();
             ConfigValue::List(folders.map(|folder| text(folder)).collect())
         }
-        Key::SyncIsland => size(config.sync.as_ref()?.outer.island),
-        Key::SyncFragments => size(config.sync.as_ref()?.outer.fragments),
-        Key::SyncOverlap => whole(config.sync.as_ref()?.outer.overlap),
-        Key::SyncLocalShare => {
-            ConfigValue::Number(shortest(config.sync.as_ref()?.outer.local_share))
-        }
-        Key::SyncLr => ConfigValue::Number(shortest(config.sync.as_ref()?.outer.lr)),
-        Key::SyncMomentum => ConfigValue::Number(shortest(config.sync.as_ref()?.outer.momentum)),
+        Key::SyncIsland => size(outer?.island),
+        Key::SyncFragments => size(outer?.fragments),
+        Key::SyncOverlap => whole(outer?.overlap),
+        Key::SyncLocalShare => ConfigValue::Number(shortest(outer?.local_share)),
+        Key::SyncLr => ConfigValue::Number(shortest(outer?.lr)),
+        Key::SyncMomentum => ConfigValue::Number(shortest(outer?.momentum)),
         Key::Recompute => word(config.memory.recompute),
         Key::RecomputeOps => {
             ConfigValue::List(names_of_ops(config.memory.recompute_ops).map(text).collect())

@@ -31,6 +31,8 @@ struct IslandSum {
     /// The first island that is not in it.
     next: u32,
     sum: Option<Vec<f32>>,
+    /// The hash of the outer state that the round began with, once an object was compared with it.
+    before: Option<[u8; 32]>,
 }
 
 /// The exchange of one worker with other islands.
@@ -180,10 +182,10 @@ impl<F: IslandFolders> Exchange<F> {
         weights: &[f32],
     ) -> Result<(), ExchangeError> {
         let state = OuterState::initial(weights.to_vec());
-        self.write_state(layer, version, &state)?;
-        match state_hash(&self.state(layer, version)?) == state_hash(&state) {
-            true => Ok(()),
-            false => Err(ExchangeError::OtherRun { island: self.island() }),
+        match self.state_at(layer, version)? {
+            None => self.write_state(layer, version, &state),
+            Some(found) if state_hash(&found) == state_hash(&state) => Ok(()),
+            Some(_) => Err(ExchangeError::OtherRun { island: self.island() }),
         }
     }
 
@@ -200,47 +202,49 @@ impl<F: IslandFolders> Exchange<F> {
         if !is_owner {
             return Ok(None);
         }
-        let before = self.state(layer, round.before)?;
-        self.receive(layer, round, state_hash(&before))?;
+        self.receive(layer, round)?;
         let islands = self.run.schedule.config().islands;
         let received = self.received.get(&layer).filter(|received| received.next == islands);
         let Some(sum) = received.and_then(|received| received.sum.as_ref()) else {
             return Ok(None);
         };
+        let before = self.state(layer, round.before)?;
         let state = before.step(sum, islands, self.run.schedule.config().outer_step());
         self.write_state(layer, round.mixed, &state)?;
         Ok(Some(state))
     }
 
-    /// Reads what islands sent for a round that they began with this state, as far as it is there.
-    fn receive(
-        &mut self,
+    /// Reads what islands sent for a round, as far as it is there.
+    fn receive(&mut self, layer: LayerId, round: OuterRound) -> Result<(), ExchangeError> {
+        let mut received = self.received.remove(&layer).unwrap_or_default();
+        let result = self.receive_into(&mut received, layer, round);
+        self.received.insert(layer, received);
+        result
+    }
+
+    fn receive_into(
+        &self,
+        received: &mut IslandSum,
         layer: LayerId,
         round: OuterRound,
-        before: [u8; 32],
     ) -> Result<(), ExchangeError> {
         let version = round.sent;
         let key = ObjectKey { kind: WeightsKind::Sent, layer, version };
-        let mut received = self.received.remove(&layer).unwrap_or_default();
-        let mut result = Ok(());
         while received.next < self.run.schedule.config().islands {
             let island = received.next;
-            match self.read(island, key) {
-                Ok(None) => break,
-                Ok(Some(object)) if object.head.before != before => {
-                    result = Err(ExchangeError::Diverged { island, layer, version });
-                    break;
-                }
-                Ok(Some(object)) => add_island(&mut received.sum, object.floats),
-                Err(error) => {
-                    result = Err(error);
-                    break;
-                }
+            let Some(object) = self.read(island, key)? else { break };
+            // Read once, and not each time that a folder is looked into.
+            let before = match received.before {
+                Some(before) => before,
+                None => *received.before.insert(state_hash(&self.state(layer, round.before)?)),
+            };
+            if object.head.before != before {
+                return Err(ExchangeError::Diverged { island, layer, version });
             }
+            add_island(&mut received.sum, object.floats);
             received.next += 1;
         }
-        self.received.insert(layer, received);
-        result
+        Ok(())
     }
 
     /// The outer state of a version, if it is there and whole.
@@ -256,6 +260,7 @@ impl<F: IslandFolders> Exchange<F> {
         found.ok_or(ExchangeError::NoState { island, layer, version })
     }
 
+    /// Writes an outer state that is not there.
     fn write_state(
         &self,
         layer: LayerId,
@@ -263,9 +268,6 @@ impl<F: IslandFolders> Exchange<F> {
         state: &OuterState,
     ) -> Result<(), ExchangeError> {
         let key = ObjectKey { kind: WeightsKind::Outer, layer, version };
-        if self.own(key)?.is_some() {
-            return Ok(());
-        }
         let is_skipped = state.verdict == OuterVerdict::Skip;
         let head = WeightsHead { is_skipped, ..self.head(layer, version) };
         self.write(key, &WeightsObject { head, floats: state_floats(state) })

@@ -1,7 +1,7 @@
 //! Islands that exchange weights through folders, in any order and with workers that begin anew: every
 //! island receives what the definition says.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -29,11 +29,22 @@ type Objects = Rc<RefCell<BTreeMap<(u32, ObjectKey), WeightsObject>>>;
 struct InMemory {
     island: u32,
     objects: Objects,
+    /// Floats that were read.
+    floats_read: Rc<Cell<usize>>,
+}
+
+impl InMemory {
+    fn new(island: u32, objects: &Objects) -> Self {
+        Self { island, objects: objects.clone(), floats_read: Rc::default() }
+    }
 }
 
 impl IslandFolders for InMemory {
     fn read(&self, island: u32, key: ObjectKey) -> Result<Option<WeightsObject>, FolderError> {
-        Ok(self.objects.borrow().get(&(island, key)).cloned())
+        let found = self.objects.borrow().get(&(island, key)).cloned();
+        let floats = found.as_ref().map_or(0, |object| object.floats.len());
+        self.floats_read.set(self.floats_read.get() + floats);
+        Ok(found)
     }
 
     fn write(&self, key: ObjectKey, object: &WeightsObject) -> Result<(), FolderError> {
@@ -89,8 +100,7 @@ fn schedule(island: u32) -> Arc<OuterSchedule> {
 }
 
 fn exchange(island: u32, objects: &Objects, rounds_kept: Option<u64>) -> Exchange<InMemory> {
-    let folders = InMemory { island, objects: objects.clone() };
-    Exchange::new(folders, run(island, SETTINGS, rounds_kept))
+    Exchange::new(InMemory::new(island, objects), run(island, SETTINGS, rounds_kept))
 }
 
 fn run(island: u32, settings: Digest, rounds_kept: Option<u64>) -> ExchangeRun {
@@ -258,8 +268,7 @@ fn other_runs_and_other_beginnings_are_named() {
     assert!(matches!(failure(&mut first), Some(ExchangeError::OtherRun { island: 0 })));
     assert!(failure(&mut first).is_none(), "it is said once");
     // Other settings.
-    let folders = InMemory { island: 0, objects: objects.clone() };
-    let mut other = Exchange::new(folders, run(0, Digest([8; 32]), None));
+    let mut other = Exchange::new(InMemory::new(0, &objects), run(0, Digest([8; 32]), None));
     other.handle(publish(0, 0));
     let error = failure(&mut other).expect("refused");
     assert!(error.to_string().contains("folders of its own"), "{error}");
@@ -292,6 +301,25 @@ fn the_island_that_is_missing_is_named_and_a_plan_that_ends_forgets() {
     assert_eq!(own.missing_island(), Some(1));
     own.handle(OuterRequest::Forget);
     assert!(!own.is_busy());
+}
+
+/// Weights of a layer are hundreds of megabytes: a folder that is looked into every second is not read.
+#[test]
+fn a_wait_reads_nothing_again() {
+    let objects = Objects::default();
+    let folders = InMemory::new(0, &objects);
+    let floats_read = folders.floats_read.clone();
+    let mut own = Exchange::new(folders, run(0, SETTINGS, None));
+    own.handle(publish(0, 0));
+    own.poll();
+    assert_eq!(floats_read.get(), 0, "what was just written is not read");
+    own.handle(publish(0, 4));
+    own.handle(wait(4, true));
+    own.poll();
+    let once = floats_read.get();
+    assert!(once > 0, "its own weights and the state that they began with");
+    (0..9).for_each(|_| drop(own.poll()));
+    assert_eq!(floats_read.get(), once);
 }
 
 /// What fails for one layer is no reason to leave another.

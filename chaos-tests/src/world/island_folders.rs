@@ -40,7 +40,7 @@ impl IslandFolders {
 
 impl Surroundings<'_> {
     /// A worker requests something of the folders.
-    /// One that ended is answered all the same: answers may be late.
+    /// Requests of a plan that ended are answered all the same: answers may be late.
     pub(super) fn request_of_islands(
         &mut self,
         (node, life): (NodeId, u64),
