@@ -66,10 +66,10 @@ pub enum ExchangeError {
         island: u32,
         /// The layer.
         layer: LayerId,
-        /// Floats of such an object.
-        expected: usize,
+        /// Trained floats of the layer.
+        expected: u64,
         /// Floats that it has.
-        found: usize,
+        found: u64,
     },
 }
 

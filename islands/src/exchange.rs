@@ -10,7 +10,7 @@ use zbelastic_types::{Digest, LayerId, Step};
 
 use crate::event::{ExchangeError, ExchangeEvent};
 use crate::folders::{FolderError, IslandFolders, ObjectKey, WeightsKind};
-use crate::object::{WeightsHead, WeightsObject, state_floats, state_hash};
+use crate::object::{WeightsHead, contents_hash};
 
 /// What all exchanges of a run have in common.
 #[derive(Clone, Debug)]
@@ -31,8 +31,6 @@ struct IslandSum {
     /// The first island that is not in it.
     next: u32,
     sum: Option<Vec<f32>>,
-    /// The hash of the outer state that the round began with, once an object was compared with it.
-    before: Option<[u8; 32]>,
 }
 
 /// The exchange of one worker with other islands.
@@ -162,14 +160,13 @@ impl<F: IslandFolders> Exchange<F> {
             return self.begin_with(layer, version, weights).map(|()| false);
         };
         let key = ObjectKey { kind: WeightsKind::Sent, layer, version };
-        if let Some(found) = self.own(key)? {
-            let bits =
-                |floats: &[f32]| floats.iter().map(|float| float.to_bits()).collect::<Vec<_>>();
-            return Ok(bits(&found.floats) != bits(weights));
+        if let Some((_, found)) = self.own(key)? {
+            let is_same = found.first().is_some_and(|found| is_equal(found, weights));
+            return Ok(!is_same);
         }
-        let before = state_hash(&self.state(layer, round.before)?);
+        let before = self.state_hash(layer, round.before)?;
         let head = WeightsHead { before, ..self.head(layer, version) };
-        self.write(key, &WeightsObject { head, floats: weights.to_vec() })?;
+        self.write(key, head, &[weights])?;
         self.remove_old(layer, version).map(|()| false)
     }
 
@@ -184,7 +181,12 @@ impl<F: IslandFolders> Exchange<F> {
         let state = OuterState::initial(weights.to_vec());
         match self.state_at(layer, version)? {
             None => self.write_state(layer, version, &state),
-            Some(found) if state_hash(&found) == state_hash(&state) => Ok(()),
+            Some(found)
+                if is_equal(&found.weights, &state.weights)
+                    && is_equal(&found.momentum, &state.momentum) =>
+            {
+                Ok(())
+            }
             Some(_) => Err(ExchangeError::OtherRun { island: self.island() }),
         }
     }
@@ -232,16 +234,12 @@ impl<F: IslandFolders> Exchange<F> {
         let key = ObjectKey { kind: WeightsKind::Sent, layer, version };
         while received.next < self.run.schedule.config().islands {
             let island = received.next;
-            let Some(object) = self.read(island, key)? else { break };
-            // Read once, and not each time that a folder is looked into.
-            let before = match received.before {
-                Some(before) => before,
-                None => *received.before.insert(state_hash(&self.state(layer, round.before)?)),
-            };
-            if object.head.before != before {
+            let Some(head) = self.checked_head(island, key)? else { break };
+            if head.before != self.state_hash(layer, round.before)? {
                 return Err(ExchangeError::Diverged { island, layer, version });
             }
-            add_island(&mut received.sum, object.floats);
+            let vectors = self.vectors(island, key, &head)?;
+            vectors.into_iter().for_each(|weights| add_island(&mut received.sum, weights));
             received.next += 1;
         }
         Ok(())
@@ -250,13 +248,27 @@ impl<F: IslandFolders> Exchange<F> {
     /// The outer state of a version, if it is there and whole.
     fn state_at(&self, layer: LayerId, version: Step) -> Result<Option<OuterState>, ExchangeError> {
         let key = ObjectKey { kind: WeightsKind::Outer, layer, version };
-        Ok(self.own(key)?.and_then(WeightsObject::into_state))
+        let Some((head, vectors)) = self.own(key)? else { return Ok(None) };
+        let mut vectors = vectors.into_iter();
+        let state = vectors.next().zip(vectors.next()).map(|(weights, momentum)| {
+            let verdict = if head.is_skipped { OuterVerdict::Skip } else { OuterVerdict::Keep };
+            OuterState { weights, momentum, verdict }
+        });
+        Ok(state)
     }
 
     /// The outer state that a round goes on from.
     fn state(&self, layer: LayerId, version: Step) -> Result<OuterState, ExchangeError> {
         let island = self.island();
         let found = self.state_at(layer, version)?;
+        found.ok_or(ExchangeError::NoState { island, layer, version })
+    }
+
+    /// The hash of the outer state that a round goes on from. Its floats are not read.
+    fn state_hash(&self, layer: LayerId, version: Step) -> Result<[u8; 32], ExchangeError> {
+        let island = self.island();
+        let key = ObjectKey { kind: WeightsKind::Outer, layer, version };
+        let found = self.checked_head(island, key)?.map(|head| head.contents);
         found.ok_or(ExchangeError::NoState { island, layer, version })
     }
 
@@ -270,7 +282,7 @@ impl<F: IslandFolders> Exchange<F> {
         let key = ObjectKey { kind: WeightsKind::Outer, layer, version };
         let is_skipped = state.verdict == OuterVerdict::Skip;
         let head = WeightsHead { is_skipped, ..self.head(layer, version) };
-        self.write(key, &WeightsObject { head, floats: state_floats(state) })
+        self.write(key, head, &[&state.weights, &state.momentum])
     }
 
     fn head(&self, layer: LayerId, version: Step) -> WeightsHead {
@@ -281,6 +293,8 @@ impl<F: IslandFolders> Exchange<F> {
             version: version.0,
             before: [0; 32],
             is_skipped: false,
+            floats: 0,
+            contents: [0; 32],
         }
     }
 
@@ -296,41 +310,70 @@ impl<F: IslandFolders> Exchange<F> {
         Ok(())
     }
 
-    /// An object of this island. One that is damaged, as by a process that was killed while another wrote it
-    /// too, is not there: it is written again.
-    fn own(&self, key: ObjectKey) -> Result<Option<WeightsObject>, ExchangeError> {
-        match self.read(self.island(), key) {
+    /// An object of this island with its vectors. One that is damaged, as by a process that was killed while
+    /// another wrote it too, is not there: it is written again.
+    fn own(&self, key: ObjectKey) -> Result<Option<(WeightsHead, Vec<Vec<f32>>)>, ExchangeError> {
+        let island = self.island();
+        let found = self.checked_head(island, key).and_then(|head| {
+            head.map(|head| Ok((head.clone(), self.vectors(island, key, &head)?))).transpose()
+        });
+        match found {
             Err(ExchangeError::Folder { error: FolderError::Object(_), .. }) => Ok(None),
             found => found,
         }
     }
 
-    fn read(&self, island: u32, key: ObjectKey) -> Result<Option<WeightsObject>, ExchangeError> {
-        let found = self.folders.read(island, key);
+    /// The head of an object, if the object is there and belongs to this run.
+    fn checked_head(
+        &self,
+        island: u32,
+        key: ObjectKey,
+    ) -> Result<Option<WeightsHead>, ExchangeError> {
+        let found = self.folders.head(island, key);
         let found = found.map_err(|error| ExchangeError::Folder { island, key, error })?;
-        let Some(object) = found else { return Ok(None) };
-        let WeightsHead { settings, island: by, .. } = object.head;
-        let is_named = by == island && object.head.place() == (key.layer, key.version);
-        if settings != self.run.settings.0 || !is_named {
+        let Some(head) = found else { return Ok(None) };
+        let is_named = head.island == island && head.place() == (key.layer, key.version);
+        if head.settings != self.run.settings.0 || !is_named {
             return Err(ExchangeError::OtherRun { island });
         }
-        let floats = self.run.floats.get(key.layer.index()).copied().unwrap_or_default();
-        let expected = match key.kind {
-            WeightsKind::Sent => floats,
-            WeightsKind::Outer => 2 * floats,
-        };
-        let found = object.floats.len();
+        let layer = key.layer;
+        let expected = self.run.floats.get(layer.index()).copied().unwrap_or_default() as u64;
+        let found = head.floats;
         if found != expected {
-            return Err(ExchangeError::Length { island, layer: key.layer, expected, found });
+            return Err(ExchangeError::Length { island, layer, expected, found });
         }
-        Ok(Some(object))
+        Ok(Some(head))
     }
 
-    fn write(&self, key: ObjectKey, object: &WeightsObject) -> Result<(), ExchangeError> {
-        self.folders.write(key, object).map_err(|error| self.own_failed(key, error))
+    /// The vectors of an object whose head was checked.
+    fn vectors(
+        &self,
+        island: u32,
+        key: ObjectKey,
+        head: &WeightsHead,
+    ) -> Result<Vec<Vec<f32>>, ExchangeError> {
+        let found = self.folders.vectors(island, key, head);
+        found.map_err(|error| ExchangeError::Folder { island, key, error })
+    }
+
+    /// Writes an object of vectors that are of one length.
+    fn write(
+        &self,
+        key: ObjectKey,
+        head: WeightsHead,
+        vectors: &[&[f32]],
+    ) -> Result<(), ExchangeError> {
+        let floats = vectors.first().map_or(0, |vector| vector.len()) as u64;
+        let head = WeightsHead { floats, contents: contents_hash(vectors), ..head };
+        self.folders.write(key, &head, vectors).map_err(|error| self.own_failed(key, error))
     }
 
     fn own_failed(&self, key: ObjectKey, error: FolderError) -> ExchangeError {
         ExchangeError::Folder { island: self.island(), key, error }
     }
+}
+
+/// Whether floats have the same bits.
+fn is_equal(left: &[f32], right: &[f32]) -> bool {
+    bytemuck::cast_slice::<_, u32>(left) == bytemuck::cast_slice::<_, u32>(right)
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use zbelastic_remote::{ObjectFolder, RemoteError};
 use zbelastic_types::{LayerId, Step};
 
-use crate::object::{ObjectError, WeightsObject};
+use crate::object::{HEAD_BYTES_MAX, ObjectError, WeightsHead, contents_hash};
 
 /// What is written of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -23,6 +23,14 @@ impl WeightsKind {
             Self::Outer => "outer",
         }
     }
+
+    /// Vectors of floats in an object: the weights, and of an outer state its momentum.
+    pub(crate) const fn vectors(self) -> usize {
+        match self {
+            Self::Sent => 1,
+            Self::Outer => 2,
+        }
+    }
 }
 
 /// Why a folder did not do what it was to do.
@@ -38,17 +46,33 @@ pub enum FolderError {
 
 /// Where islands read and write objects.
 pub trait IslandFolders {
-    /// An object of an island; none if it is not there.
+    /// The head of an object of an island; none if the object is not there.
     ///
     /// # Errors
     /// If it cannot be read, or is damaged.
-    fn read(&self, island: u32, key: ObjectKey) -> Result<Option<WeightsObject>, FolderError>;
+    fn head(&self, island: u32, key: ObjectKey) -> Result<Option<WeightsHead>, FolderError>;
+
+    /// The vectors of an object with this head.
+    ///
+    /// # Errors
+    /// If they cannot be read, or are not those that the head has the hash of.
+    fn vectors(
+        &self,
+        island: u32,
+        key: ObjectKey,
+        head: &WeightsHead,
+    ) -> Result<Vec<Vec<f32>>, FolderError>;
 
     /// Writes an object of this island, whole and durable or not at all.
     ///
     /// # Errors
     /// If it is not there afterwards.
-    fn write(&self, key: ObjectKey, object: &WeightsObject) -> Result<(), FolderError>;
+    fn write(
+        &self,
+        key: ObjectKey,
+        head: &WeightsHead,
+        vectors: &[&[f32]],
+    ) -> Result<(), FolderError>;
 
     /// Removes objects of a kind and a layer of this island that are of an earlier version than this.
     ///
@@ -85,14 +109,13 @@ impl fmt::Display for ObjectKey {
 pub struct ObjectFolders {
     folders: Vec<ObjectFolder>,
     island: u32,
-    floats_max: usize,
 }
 
 impl ObjectFolders {
-    /// The folder of each island, of which `island` is this one's; no layer has more floats.
+    /// The folder of each island, of which `island` is this one's.
     #[must_use]
-    pub const fn new(folders: Vec<ObjectFolder>, island: u32, floats_max: usize) -> Self {
-        Self { folders, island, floats_max }
+    pub const fn new(folders: Vec<ObjectFolder>, island: u32) -> Self {
+        Self { folders, island }
     }
 
     fn own(&self) -> &ObjectFolder {
@@ -100,53 +123,58 @@ impl ObjectFolders {
     }
 }
 
-/// Bytes of a part of an object. A server sends and receives each in a request of its own: it fits into one, and
-/// a slow link carries it before the request is given up.
-const PART_BYTES: usize = 8 << 20;
-/// What the list of an object's parts begins with, before their number.
-const PARTS_TITLE: &str = "zbelastic-island-parts 1 ";
-/// Bytes of that list.
-const LIST_BYTES_MAX: usize = 64;
+/// Floats of a part of an object, of 8 MiB. A server sends and receives each in a request of its own: it fits into
+/// one, and a slow link carries it before the request is given up.
+const PART_FLOATS: usize = 2 << 20;
 
 fn part_key(key: ObjectKey, part: usize) -> String {
     format!("{key}-{part:05}")
 }
 
-/// The number of parts in a list of them.
-fn parts_of(list: &[u8], parts_max: usize) -> Option<usize> {
-    let list = std::str::from_utf8(list).ok()?.strip_prefix(PARTS_TITLE)?;
-    list.trim_end().parse().ok().filter(|count| *count <= parts_max)
-}
-
 impl IslandFolders for ObjectFolders {
-    fn read(&self, island: u32, key: ObjectKey) -> Result<Option<WeightsObject>, FolderError> {
-        let floats_max = match key.kind {
-            WeightsKind::Sent => self.floats_max,
-            WeightsKind::Outer => 2 * self.floats_max,
-        };
-        let parts_max = WeightsObject::bytes_max(floats_max).div_ceil(PART_BYTES);
+    fn head(&self, island: u32, key: ObjectKey) -> Result<Option<WeightsHead>, FolderError> {
+        let found = self.folders[island as usize].get(&key.to_string(), HEAD_BYTES_MAX)?;
+        Ok(found.map(|bytes| WeightsHead::decode(&bytes)).transpose()?)
+    }
+
+    fn vectors(
+        &self,
+        island: u32,
+        key: ObjectKey,
+        head: &WeightsHead,
+    ) -> Result<Vec<Vec<f32>>, FolderError> {
         let folder = &self.folders[island as usize];
-        let Some(list) = folder.get(&key.to_string(), LIST_BYTES_MAX)? else { return Ok(None) };
-        let count = parts_of(&list, parts_max).ok_or(ObjectError::Title)?;
-        let mut bytes = Vec::new();
-        for part in 0..count {
-            let found = folder.get(&part_key(key, part), PART_BYTES)?;
-            bytes.extend(found.ok_or(ObjectError::Part { part })?);
+        let mut vectors = vec![vec![0.0_f32; head.floats as usize]; key.kind.vectors()];
+        let parts = vectors.iter_mut().flat_map(|vector| vector.chunks_mut(PART_FLOATS));
+        for (part, floats) in parts.enumerate() {
+            match folder.get_exact(&part_key(key, part), bytemuck::cast_slice_mut(floats)) {
+                Ok(true) => {}
+                Ok(false) | Err(RemoteError::Short { .. }) => {
+                    return Err(ObjectError::Part { part }.into());
+                }
+                Err(error) => return Err(error.into()),
+            }
         }
-        Ok(Some(WeightsObject::decode(&bytes)?))
+        let slices: Vec<&[f32]> = vectors.iter().map(Vec::as_slice).collect();
+        head.check_contents(contents_hash(&slices))?;
+        Ok(vectors)
     }
 
-    /// The list of the parts is written last.
-    fn write(&self, key: ObjectKey, object: &WeightsObject) -> Result<(), FolderError> {
-        let bytes = object.encode()?;
-        for (part, bytes) in bytes.chunks(PART_BYTES).enumerate() {
-            self.own().put(&part_key(key, part), bytes.to_vec())?;
+    /// The head is written last.
+    fn write(
+        &self,
+        key: ObjectKey,
+        head: &WeightsHead,
+        vectors: &[&[f32]],
+    ) -> Result<(), FolderError> {
+        let parts = vectors.iter().flat_map(|vector| vector.chunks(PART_FLOATS));
+        for (part, floats) in parts.enumerate() {
+            self.own().put(&part_key(key, part), bytemuck::cast_slice(floats))?;
         }
-        let count = bytes.len().div_ceil(PART_BYTES);
-        Ok(self.own().put(&key.to_string(), format!("{PARTS_TITLE}{count}\n").into_bytes())?)
+        Ok(self.own().put(&key.to_string(), &head.encode()?)?)
     }
 
-    /// Lists are removed before their parts.
+    /// Heads are removed before their parts.
     fn remove_before(&self, key: ObjectKey) -> Result<(), FolderError> {
         let mut found = self.own().list(&key.folder())?;
         found.sort_unstable();
@@ -158,19 +186,5 @@ impl IslandFolders for ObjectFolders {
             }
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_list_names_as_many_parts_as_an_object_may_have() {
-        assert_eq!(parts_of(b"zbelastic-island-parts 1 3\n", 3), Some(3));
-        for wrong in ["zbelastic-island-parts 1 4\n", "zbelastic-island-parts 2 3\n", "3", "\u{0}"]
-        {
-            assert_eq!(parts_of(wrong.as_bytes(), 3), None, "{wrong}");
-        }
     }
 }

@@ -6,8 +6,8 @@
 //! ```text
 //!   sent/<layer>/<version>     an island's own weights of a version, for the others
 //!   outer/<layer>/<version>    the state of the outer optimizer that was mixed into a version
-//!     ...-<part>               their bytes, in parts of 8 MiB; the object itself says how many, and is
-//!                              written last
+//!     ...-<part>               their floats (little endian), in parts of 8 MiB; the object itself is a head
+//!                              with their hash, and is written last
 //! ```
 //!
 //! It promises:
@@ -32,5 +32,5 @@ mod thread;
 pub use event::{ExchangeError, ExchangeEvent};
 pub use exchange::{Exchange, ExchangeRun};
 pub use folders::{FolderError, IslandFolders, ObjectFolders, ObjectKey, WeightsKind};
-pub use object::{ObjectError, WeightsHead, WeightsObject, settings_hash};
+pub use object::{ObjectError, WeightsHead, contents_hash, settings_hash};
 pub use thread::{ExchangeSetup, ExchangeStartError, ExchangeThread};

@@ -1,8 +1,8 @@
-//! Weights as an object.
+//! The head of an object: what its floats are of, and their hash.
 //!
 //! ```text
-//!   zbelastic-island 1 <BLAKE3 of what follows, 64 letters>\n
-//!   bytes of the head (u32, little endian), the head in postcard's form, floats (f32, little endian)
+//!   zbelastic-island 2 <BLAKE3 of what follows, 64 letters>\n
+//!   the head in postcard's form
 //! ```
 
 use serde::{Deserialize, Serialize};
@@ -10,16 +10,16 @@ use zbelastic_config::RunConfig;
 use zbelastic_consensus::validation::GuardPolicy;
 use zbelastic_trainer::model::ModelConfig;
 use zbelastic_trainer::optimizer::OptimizerConfig;
-use zbelastic_trainer::outer::{OuterConfig, OuterState, OuterVerdict};
+use zbelastic_trainer::outer::OuterConfig;
 use zbelastic_trainer::plan::BatchShape;
 use zbelastic_types::{Digest, LayerId, Step};
 
-/// What an object begins with. Another version of the form has another number.
-const TITLE: &str = "zbelastic-island 1 ";
+/// What a head begins with. Another version of the form has another number.
+const TITLE: &str = "zbelastic-island 2 ";
 /// Letters of a hash, and the end of its line.
 const HASH_LINE: usize = 65;
-/// Bytes of a head at most: two hashes and some numbers.
-const HEAD_BYTES_MAX: usize = 256;
+/// Bytes of a head at most: three hashes and some numbers.
+pub(crate) const HEAD_BYTES_MAX: usize = 256;
 
 /// What an object is of.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,28 +32,15 @@ pub struct WeightsHead {
     pub layer: u32,
     /// The version.
     pub version: u64,
-    /// Of weights that were sent: the hash of the outer state that their round began with. Of an
-    /// outer state: zeros.
+    /// Of weights that were sent: the [`Self::contents`] of the outer state that their round began with. Of
+    /// an outer state: zeros.
     pub before: [u8; 32],
     /// Whether the outer step that led to a state was left out.
     pub is_skipped: bool,
-}
-
-impl WeightsHead {
-    /// The layer and the version that it names.
-    #[must_use]
-    pub const fn place(&self) -> (LayerId, Step) {
-        (LayerId(self.layer), Step(self.version))
-    }
-}
-
-/// Weights with what they are of.
-#[derive(Clone, Debug, PartialEq)]
-pub struct WeightsObject {
-    /// What they are of.
-    pub head: WeightsHead,
-    /// The weights; of an outer state its momentum behind them.
-    pub floats: Vec<f32>,
+    /// Floats of each of its vectors.
+    pub floats: u64,
+    /// The hash of all its floats ([`contents_hash`]).
+    pub contents: [u8; 32],
 }
 
 /// Why bytes are no weights of an island.
@@ -73,95 +60,68 @@ pub enum ObjectError {
     /// They have the hash and are not of the form.
     #[error("it cannot be read: {0}")]
     Form(#[from] postcard::Error),
-    /// A part of it is not there, or the list of its parts is none.
-    #[error("its part {part} is not there")]
+    /// A part of it is not there, or has another length.
+    #[error("its part {part} is not there, or not whole")]
     Part {
         /// The part, counted from 0.
         part: usize,
     },
-    /// They end within a float, or before the head does.
-    #[error("{found} bytes are no head and whole floats")]
-    Length {
-        /// Bytes behind the hash.
-        found: usize,
-    },
 }
 
-impl WeightsObject {
-    /// The bytes of the object.
+impl WeightsHead {
+    /// The layer and the version that it names.
+    #[must_use]
+    pub const fn place(&self) -> (LayerId, Step) {
+        (LayerId(self.layer), Step(self.version))
+    }
+
+    /// The bytes of the head.
     ///
     /// # Errors
-    /// If the head has no form.
+    /// If it has no form.
     pub fn encode(&self) -> Result<Vec<u8>, ObjectError> {
-        let head = postcard::to_allocvec(&self.head)?;
-        let mut body = Vec::with_capacity(head.len() + 4 * (1 + self.floats.len()));
-        body.extend((head.len() as u32).to_le_bytes());
-        body.extend(head);
-        body.extend(self.floats.iter().flat_map(|float| float.to_le_bytes()));
-        let mut bytes = format!("{TITLE}{}\n", blake3::hash(&body)).into_bytes();
-        bytes.append(&mut body);
+        let head = postcard::to_allocvec(self)?;
+        let mut bytes = format!("{TITLE}{}\n", blake3::hash(&head)).into_bytes();
+        bytes.extend(head);
         Ok(bytes)
     }
 
-    /// The weights in an object.
+    /// The head in these bytes.
     ///
     /// # Errors
-    /// If there are none that were written whole.
+    /// If there is none that was written whole.
     pub fn decode(bytes: &[u8]) -> Result<Self, ObjectError> {
         let rest = bytes.strip_prefix(TITLE.as_bytes()).ok_or(ObjectError::Title)?;
-        let (line, body) = rest.split_at_checked(HASH_LINE).ok_or(ObjectError::Title)?;
-        let expected = std::str::from_utf8(line).map_err(|_| ObjectError::Title)?.trim_end();
-        let found = blake3::hash(body).to_string();
-        if found != expected {
-            let expected = expected.to_owned();
-            return Err(ObjectError::Damaged { expected, found });
-        }
-        let wrong = || ObjectError::Length { found: body.len() };
-        let (length, rest) = body.split_first_chunk::<4>().ok_or_else(wrong)?;
-        let length = u32::from_le_bytes(*length) as usize;
-        if length > HEAD_BYTES_MAX {
-            return Err(wrong());
-        }
-        let (head, floats) = rest.split_at_checked(length).ok_or_else(wrong)?;
-        let (floats, left) = floats.as_chunks::<4>();
-        if !left.is_empty() {
-            return Err(wrong());
-        }
-        let floats = floats.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
-        Ok(Self { head: postcard::from_bytes(head)?, floats })
+        let (line, head) = rest.split_at_checked(HASH_LINE).ok_or(ObjectError::Title)?;
+        let expected = std::str::from_utf8(line).map_err(|_| ObjectError::Title)?;
+        let expected = expected.strip_suffix('\n').ok_or(ObjectError::Title)?;
+        check_hash(expected, blake3::hash(head))?;
+        Ok(postcard::from_bytes(head)?)
     }
 
-    /// Bytes of an object with so many floats at most.
-    #[must_use]
-    pub const fn bytes_max(floats: usize) -> usize {
-        TITLE.len() + HASH_LINE + 4 + HEAD_BYTES_MAX + 4 * floats
-    }
-
-    /// The outer state that it has; none if its floats are no weights with as much momentum.
-    #[must_use]
-    pub fn into_state(mut self) -> Option<OuterState> {
-        let count = self.floats.len() / 2;
-        if self.floats.len() != 2 * count {
-            return None;
-        }
-        let momentum = self.floats.split_off(count);
-        let verdict = if self.head.is_skipped { OuterVerdict::Skip } else { OuterVerdict::Keep };
-        Some(OuterState { weights: self.floats, momentum, verdict })
+    /// Compares floats that were read with the hash that it has of them.
+    ///
+    /// # Errors
+    /// If they are others.
+    pub fn check_contents(&self, found: [u8; 32]) -> Result<(), ObjectError> {
+        let expected = blake3::Hash::from_bytes(self.contents).to_string();
+        check_hash(&expected, blake3::Hash::from_bytes(found))
     }
 }
 
-/// The floats of an outer state, as an object has them.
-#[must_use]
-pub fn state_floats(state: &OuterState) -> Vec<f32> {
-    [&state.weights[..], &state.momentum].concat()
+fn check_hash(expected: &str, found: blake3::Hash) -> Result<(), ObjectError> {
+    let found = found.to_string();
+    let expected = expected.to_owned();
+    if found == expected { Ok(()) } else { Err(ObjectError::Damaged { expected, found }) }
 }
 
-/// The hash that a round names the outer state by which it began with: of its floats, not of who wrote it.
+/// The hash of the floats of an object: of all its vectors, one after the other, little endian. That of an
+/// outer state is what a round names it by.
 #[must_use]
-pub fn state_hash(state: &OuterState) -> [u8; 32] {
+pub fn contents_hash(vectors: &[&[f32]]) -> [u8; 32] {
     let mut hasher = blake3::Hasher::new();
-    for float in state.weights.iter().chain(&state.momentum) {
-        hasher.update(&float.to_le_bytes());
+    for vector in vectors {
+        hasher.update(bytemuck::cast_slice(vector));
     }
     *hasher.finalize().as_bytes()
 }
@@ -208,46 +168,42 @@ pub fn settings_hash(config: &RunConfig) -> Option<Digest> {
 mod tests {
     use super::*;
 
-    fn object() -> WeightsObject {
-        let head = WeightsHead {
+    fn head() -> WeightsHead {
+        WeightsHead {
             settings: [7; 32],
-            island: 1,
-            layer: 3,
-            version: 40,
+            island: u32::MAX,
+            layer: u32::MAX,
+            version: u64::MAX,
             before: [9; 32],
             is_skipped: false,
-        };
-        WeightsObject { head, floats: vec![1.5, -0.0, f32::MIN_POSITIVE, 4.0] }
-    }
-
-    #[test]
-    fn an_object_is_read_as_it_was_written() {
-        let bytes = object().encode().expect("a head");
-        assert!(bytes.len() <= WeightsObject::bytes_max(4));
-        let found = WeightsObject::decode(&bytes).expect("whole");
-        let bits = |object: &WeightsObject| -> Vec<u32> {
-            object.floats.iter().map(|float| float.to_bits()).collect()
-        };
-        assert_eq!((&found.head, bits(&found)), (&object().head, bits(&object())));
-    }
-
-    #[test]
-    fn any_byte_that_is_missing_or_another_is_noticed() {
-        let bytes = object().encode().expect("a head");
-        for place in 0..bytes.len() {
-            assert!(WeightsObject::decode(&bytes[..place]).is_err(), "cut at {place}");
-            let mut damaged = bytes.clone();
-            damaged[place] ^= 4;
-            assert!(WeightsObject::decode(&damaged).is_err(), "flipped at {place}");
+            floats: u64::MAX,
+            contents: contents_hash(&[&[1.5, -0.0], &[f32::MIN_POSITIVE, 4.0]]),
         }
     }
 
     #[test]
-    fn a_state_is_its_weights_and_as_much_momentum() {
-        let state = object().into_state().expect("two and two");
-        assert_eq!((state.weights.len(), state.momentum.len()), (2, 2));
-        assert_eq!(state_floats(&state).len(), 4);
-        let odd = WeightsObject { floats: vec![1.0; 3], ..object() };
-        assert_eq!(odd.into_state(), None);
+    fn a_head_is_read_as_it_was_written() {
+        let bytes = head().encode().expect("a form");
+        assert!(bytes.len() <= HEAD_BYTES_MAX);
+        assert_eq!(WeightsHead::decode(&bytes).expect("whole"), head());
+    }
+
+    #[test]
+    fn any_byte_that_is_missing_or_another_is_noticed() {
+        let bytes = head().encode().expect("a form");
+        for place in 0..bytes.len() {
+            assert!(WeightsHead::decode(&bytes[..place]).is_err(), "cut at {place}");
+            let mut damaged = bytes.clone();
+            damaged[place] ^= 4;
+            assert!(WeightsHead::decode(&damaged).is_err(), "flipped at {place}");
+        }
+    }
+
+    #[test]
+    fn the_hash_is_of_bits_in_their_order() {
+        let contents = |vectors: [&[f32]; 2]| head().check_contents(contents_hash(&vectors));
+        contents([&[1.5], &[-0.0, f32::MIN_POSITIVE, 4.0]]).expect("the same floats");
+        contents([&[1.5, 0.0], &[f32::MIN_POSITIVE, 4.0]]).expect_err("another zero");
+        contents([&[-0.0, 1.5], &[f32::MIN_POSITIVE, 4.0]]).expect_err("another order");
     }
 }

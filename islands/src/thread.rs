@@ -67,8 +67,7 @@ impl ExchangeSetup {
             opened.map_err(|error| ExchangeStartError::Folder { island, place, error })
         };
         let folders = self.folders.iter().enumerate().map(open).collect::<Result<_, _>>()?;
-        let floats_max = self.run.floats.iter().copied().max().unwrap_or(0);
-        Ok(ObjectFolders::new(folders, self.run.schedule.config().island, floats_max))
+        Ok(ObjectFolders::new(folders, self.run.schedule.config().island))
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use zbelastic_islands::{
     Exchange, ExchangeError, ExchangeEvent, ExchangeRun, FolderError, IslandFolders, ObjectKey,
-    WeightsKind, WeightsObject,
+    WeightsHead, WeightsKind,
 };
 use zbelastic_trainer::model::{Family, FrozenTensors, LlamaFeatures, ModelConfig};
 use zbelastic_trainer::outer::{
@@ -22,7 +22,8 @@ const LAYER: LayerId = LayerId(1);
 const FLOATS: usize = 5;
 const SETTINGS: Digest = Digest([7; 32]);
 
-type Objects = Rc<RefCell<BTreeMap<(u32, ObjectKey), WeightsObject>>>;
+type Object = (WeightsHead, Vec<Vec<f32>>);
+type Objects = Rc<RefCell<BTreeMap<(u32, ObjectKey), Object>>>;
 
 /// The folders of all islands in memory.
 #[derive(Clone)]
@@ -40,15 +41,31 @@ impl InMemory {
 }
 
 impl IslandFolders for InMemory {
-    fn read(&self, island: u32, key: ObjectKey) -> Result<Option<WeightsObject>, FolderError> {
-        let found = self.objects.borrow().get(&(island, key)).cloned();
-        let floats = found.as_ref().map_or(0, |object| object.floats.len());
-        self.floats_read.set(self.floats_read.get() + floats);
-        Ok(found)
+    fn head(&self, island: u32, key: ObjectKey) -> Result<Option<WeightsHead>, FolderError> {
+        Ok(self.objects.borrow().get(&(island, key)).map(|(head, _)| head.clone()))
     }
 
-    fn write(&self, key: ObjectKey, object: &WeightsObject) -> Result<(), FolderError> {
-        let before = self.objects.borrow_mut().insert((self.island, key), object.clone());
+    fn vectors(
+        &self,
+        island: u32,
+        key: ObjectKey,
+        head: &WeightsHead,
+    ) -> Result<Vec<Vec<f32>>, FolderError> {
+        let (found, vectors) = self.objects.borrow()[&(island, key)].clone();
+        assert_eq!(&found, head);
+        let floats: usize = vectors.iter().map(Vec::len).sum();
+        self.floats_read.set(self.floats_read.get() + floats);
+        Ok(vectors)
+    }
+
+    fn write(
+        &self,
+        key: ObjectKey,
+        head: &WeightsHead,
+        vectors: &[&[f32]],
+    ) -> Result<(), FolderError> {
+        let vectors = vectors.iter().map(|vector| vector.to_vec()).collect();
+        let before = self.objects.borrow_mut().insert((self.island, key), (head.clone(), vectors));
         assert!(before.is_none(), "what was written stays (I1)");
         Ok(())
     }
@@ -317,7 +334,7 @@ fn a_wait_reads_nothing_again() {
     own.handle(wait(4, true));
     own.poll();
     let once = floats_read.get();
-    assert!(once > 0, "its own weights and the state that they began with");
+    assert_eq!(once, FLOATS, "its own weights, and of the state that they began with the head");
     (0..9).for_each(|_| drop(own.poll()));
     assert_eq!(floats_read.get(), once);
 }
@@ -349,12 +366,12 @@ fn an_object_of_another_length_is_refused() {
     own.poll();
     let outer = |version| ObjectKey { kind: WeightsKind::Outer, layer: LAYER, version };
     let mut object = objects.borrow()[&(0, outer(Step(0)))].clone();
-    object.floats.truncate(6);
-    object.head.version = 6;
+    object.0.floats = 6;
+    object.0.version = 6;
     objects.borrow_mut().insert((0, outer(Step(6))), object);
     own.handle(wait(4, false));
     let events = own.poll();
-    let [ExchangeEvent::Failed(ExchangeError::Length { expected: 10, found: 6, .. })] = &events[..]
+    let [ExchangeEvent::Failed(ExchangeError::Length { expected: 5, found: 6, .. })] = &events[..]
     else {
         panic!("{events:?}")
     };

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use zbelastic_islands::{
-    FolderError, IslandFolders, ObjectFolders, ObjectKey, WeightsHead, WeightsKind, WeightsObject,
+    FolderError, IslandFolders, ObjectFolders, ObjectKey, WeightsHead, WeightsKind, contents_hash,
 };
 use zbelastic_remote::{Environment, ObjectFolder, RetryEvent, RetryPolicy};
 use zbelastic_types::{LayerId, Step};
@@ -20,56 +20,77 @@ fn folders(root: &std::path::Path) -> ObjectFolders {
         let environment = Environment::default();
         ObjectFolder::open(&place, &environment, RetryPolicy::STANDARD, on_retry).expect("a path")
     };
-    ObjectFolders::new(vec![open("a"), open("b")], 0, FLOATS)
+    ObjectFolders::new(vec![open("a"), open("b")], 0)
 }
 
 fn key(version: u64) -> ObjectKey {
     ObjectKey { kind: WeightsKind::Sent, layer: LayerId(3), version: Step(version) }
 }
 
-fn object(version: u64, floats: usize) -> WeightsObject {
-    let head = WeightsHead {
+fn head(version: u64, vectors: &[&[f32]]) -> WeightsHead {
+    WeightsHead {
         settings: [1; 32],
         island: 0,
         layer: 3,
         version,
         before: [2; 32],
         is_skipped: false,
-    };
-    WeightsObject { head, floats: (0..floats).map(|index| index as f32).collect() }
+        floats: vectors[0].len() as u64,
+        contents: contents_hash(vectors),
+    }
+}
+
+fn floats(count: usize) -> Vec<f32> {
+    (0..count).map(|index| index as f32).collect()
 }
 
 #[test]
 fn objects_of_any_size_are_read_as_they_were_written() {
     let root = tempfile::tempdir().expect("a folder");
     let folders = folders(root.path());
-    assert!(folders.read(0, key(4)).expect("readable").is_none());
-    for floats in [0, 1, FLOATS] {
-        let written = object(4, floats);
-        folders.write(key(4), &written).expect("room");
-        let found = folders.read(0, key(4)).expect("readable").expect("it is there");
-        assert!(found == written, "{floats} floats");
+    assert!(folders.head(0, key(4)).expect("readable").is_none());
+    for kind in [WeightsKind::Sent, WeightsKind::Outer] {
+        let key = ObjectKey { kind, ..key(4) };
+        for count in [0, 1, FLOATS] {
+            let vectors = [floats(count), floats(count).into_iter().rev().collect()];
+            let vectors = match kind {
+                WeightsKind::Sent => &vectors[..1],
+                WeightsKind::Outer => &vectors[..],
+            };
+            let slices: Vec<_> = vectors.iter().map(Vec::as_slice).collect();
+            let written = head(4, &slices);
+            folders.write(key, &written, &slices).expect("room");
+            let found = folders.head(0, key).expect("readable").expect("it is there");
+            assert_eq!(found, written);
+            let found = folders.vectors(0, key, &found).expect("whole");
+            assert!(found == vectors, "{count} floats");
+        }
     }
-    assert!(folders.read(1, key(4)).expect("readable").is_none(), "it is in its own folder");
+    assert!(folders.head(1, key(4)).expect("readable").is_none(), "it is in its own folder");
 }
 
 #[test]
 fn a_part_that_is_missing_or_damaged_is_noticed_and_old_versions_are_removed() {
     let root = tempfile::tempdir().expect("a folder");
     let folders = folders(root.path());
+    let floats = floats(100);
     for version in [4, 8, 12] {
-        folders.write(key(version), &object(version, 10)).expect("room");
+        folders.write(key(version), &head(version, &[&floats]), &[&floats]).expect("room");
     }
     folders.remove_before(key(12)).expect("removed");
-    assert!(folders.read(0, key(8)).expect("readable").is_none());
-    assert!(folders.read(0, key(12)).expect("readable").is_some());
+    assert!(folders.head(0, key(8)).expect("readable").is_none());
+    let head = folders.head(0, key(12)).expect("readable").expect("it is there");
+    let is_damaged = || matches!(folders.vectors(0, key(12), &head), Err(FolderError::Object(_)));
+    assert!(!is_damaged());
     let part = root.path().join("a").join(format!("{}-00000", key(12)));
     let mut bytes = fs::read(&part).expect("a part");
     bytes[100] ^= 1;
     fs::write(&part, &bytes).expect("room");
-    assert!(matches!(folders.read(0, key(12)), Err(FolderError::Object(_))));
+    assert!(is_damaged(), "a bit is another");
+    fs::write(&part, &bytes[1..]).expect("room");
+    assert!(is_damaged(), "a byte is missing");
     fs::remove_file(&part).expect("there");
-    assert!(matches!(folders.read(0, key(12)), Err(FolderError::Object(_))));
+    assert!(is_damaged(), "the part is missing");
     let left = fs::read_dir(part.parent().expect("a folder")).expect("readable").count();
     assert_eq!(left, 1, "versions before have left nothing");
 }

@@ -98,7 +98,7 @@ impl Mirror {
     /// # Errors
     /// If it cannot be written.
     pub fn take_over(&self, cluster: u64) -> Result<(), MirrorError> {
-        Ok(self.folder.put(OWNER, format!("{cluster:016x}\n").into_bytes())?)
+        Ok(self.folder.put(OWNER, format!("{cluster:016x}\n").as_bytes())?)
     }
 
     /// The checkpoints that are here, oldest first.
@@ -143,7 +143,7 @@ impl Mirror {
     pub fn put_chunk(&mut self, bytes: Vec<u8>) -> Result<ChunkHash, MirrorError> {
         let hash = ChunkHash::of(&bytes);
         if !self.present()?.contains(&hash) {
-            self.folder.put(&chunk_key(hash), bytes)?;
+            self.folder.put(&chunk_key(hash), &bytes)?;
             self.present()?.insert(hash);
         }
         Ok(hash)
@@ -173,7 +173,7 @@ impl Mirror {
         let id = checkpoint.id();
         let bytes = checkpoint.encode();
         let bytes = bytes.map_err(|fault| MirrorError::Checkpoint { id, fault })?;
-        Ok(self.folder.put(&key_of(id), bytes)?)
+        Ok(self.folder.put(&key_of(id), &bytes)?)
     }
 
     /// Removes all but the newest `keep` checkpoints of a run, and the chunks that no other

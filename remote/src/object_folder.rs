@@ -4,7 +4,7 @@
 //! or the new one, and never a part of either.
 
 use std::fs;
-use std::io;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
@@ -67,11 +67,11 @@ impl ObjectFolder {
     ///
     /// # Errors
     /// If it is not there afterwards.
-    pub fn put(&self, key: &str, bytes: Vec<u8>) -> Result<(), RemoteError> {
+    pub fn put(&self, key: &str, bytes: &[u8]) -> Result<(), RemoteError> {
         match &self.kind {
-            FolderKind::Local(folder) => put_file(&folder.join(key), &bytes),
+            FolderKind::Local(folder) => put_file(&folder.join(key), bytes),
             FolderKind::Bucket { store, prefix } => {
-                store.put(&format!("{prefix}{key}"), Bytes::from(bytes))
+                store.put(&format!("{prefix}{key}"), Bytes::copy_from_slice(bytes))
             }
         }
     }
@@ -98,6 +98,21 @@ impl ObjectFolder {
             }
             found => Ok(found.map(|(_, bytes)| bytes)),
         }
+    }
+
+    /// Reads an object of as many bytes as `into` has; false if it is not there.
+    ///
+    /// # Errors
+    /// If it cannot be read, or has another length.
+    pub fn get_exact(&self, key: &str, into: &mut [u8]) -> Result<bool, RemoteError> {
+        if let FolderKind::Local(folder) = &self.kind {
+            return get_file_exact(&folder.join(key), into);
+        }
+        let expected = into.len();
+        let Some(bytes) = self.get(key, expected)? else { return Ok(false) };
+        check_length(bytes.len() as u64, expected)?;
+        into.copy_from_slice(&bytes);
+        Ok(true)
     }
 
     /// The keys of the objects below a folder of this one, in no order.
@@ -144,16 +159,33 @@ fn put_file(path: &Path, bytes: &[u8]) -> Result<(), RemoteError> {
     made.and_then(|()| whole_file::write(path, bytes).map_err(|error| local(path, &error)))
 }
 
-/// Length of a file and its bytes, at most so many.
-fn get_file(path: &Path, bytes_max: usize) -> Result<Option<(u64, Vec<u8>)>, RemoteError> {
-    use std::io::Read;
+fn check_length(found: u64, expected: usize) -> Result<(), RemoteError> {
+    let expected = expected as u64;
+    if found == expected { Ok(()) } else { Err(RemoteError::Short { expected, found }) }
+}
+
+/// A file and its length; none if it is not there.
+fn open_file(path: &Path) -> Result<Option<(fs::File, u64)>, RemoteError> {
     let file = match fs::File::open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(local(path, &error)),
     };
+    let size = file.metadata().map_err(|error| local(path, &error))?.len();
+    Ok(Some((file, size)))
+}
+
+fn get_file_exact(path: &Path, into: &mut [u8]) -> Result<bool, RemoteError> {
+    let Some((mut file, size)) = open_file(path)? else { return Ok(false) };
+    check_length(size, into.len())?;
+    file.read_exact(into).map_err(|error| local(path, &error))?;
+    Ok(true)
+}
+
+/// Length of a file and its bytes, at most so many.
+fn get_file(path: &Path, bytes_max: usize) -> Result<Option<(u64, Vec<u8>)>, RemoteError> {
+    let Some((file, size)) = open_file(path)? else { return Ok(None) };
     let failed = |error: io::Error| local(path, &error);
-    let size = file.metadata().map_err(failed)?.len();
     let mut bytes = Vec::new();
     file.take(bytes_max as u64).read_to_end(&mut bytes).map_err(failed)?;
     Ok(Some((size, bytes)))

@@ -139,7 +139,7 @@ fn who_may_not_read_is_refused_and_no_secret_is_printed() {
             storage(environment.clone()).list(entry).expect_err("refused").to_string(),
             open_folder(entry, &environment)
                 .expect("a place")
-                .put("a", vec![1])
+                .put("a", &[1])
                 .expect_err("refused")
                 .to_string(),
         ];

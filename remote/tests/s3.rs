@@ -179,7 +179,7 @@ fn a_folder_of_objects_is_written_in_a_bucket_as_on_the_disk() {
     let local = root.path().join("local/folder").display().to_string();
     check_object_folder(&local, &Environment::from_iter([]));
     let open = |place, secret| open_folder(place, &server.environment(secret));
-    let refused = open("s3://books", "wrong").expect("a place").put("a", b"b".to_vec());
+    let refused = open("s3://books", "wrong").expect("a place").put("a", b"b");
     assert!(matches!(refused, Err(RemoteError::Denied { scheme: Scheme::S3, .. })), "{refused:?}");
     assert!(matches!(open("https://h/a", SECRET).err(), Some(RemoteError::Address { .. })));
 }
