@@ -43,6 +43,7 @@ impl LifePlanner {
             slice_count: None,
             memory: MemoryPolicy::default(),
             copies: options.copies,
+            is_island: options.islands.is_some(),
             stage_bytes_max: None,
             sizes: DeviceSizes::Processors(Precision::F32),
         };

@@ -130,6 +130,11 @@ fn the_page_shows_what_status_prints_and_a_worker_that_was_killed() {
 /// Keys move through steps and themes, and no width scrolls sideways.
 fn check_keys_and_widths(browser: &Browser) {
     let shown = "return document.getElementById('lane-step').textContent";
+    // Traces are requested seldom where they take long, and a run that went back has dropped some.
+    browser.wait(
+        "the newest of several steps",
+        "return state.lanes.length > 1 && state.shown === state.lanes.length - 1 && lanes.lanes === state.lanes.at(-1)",
+    );
     let newest = browser.run(shown);
     browser.press("ArrowLeft");
     browser.wait(

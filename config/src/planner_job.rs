@@ -24,6 +24,7 @@ impl RunConfig {
             slice_count: self.slice_count,
             memory: self.memory.policy(),
             copies: self.elastic.copies,
+            is_island: self.sync.is_some(),
             stage_bytes_max: self.stage_bytes_max,
             sizes: self.arithmetic.sizes(),
         })

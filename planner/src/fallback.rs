@@ -34,6 +34,8 @@ pub struct PlannerJob {
     pub memory: MemoryPolicy,
     /// Other nodes that hold each update before it is sealed.
     pub copies: u32,
+    /// Whether the run exchanges weights with other islands.
+    pub is_island: bool,
     /// Most memory of a stage, in bytes, if the configuration sets one.
     pub stage_bytes_max: Option<Bytes>,
     /// The kind of devices that it runs on, as far as bytes go.
@@ -100,6 +102,7 @@ impl PlannerJob {
             window,
             memory: self.memory,
             copies: grid.copies(self.copies),
+            is_island: self.is_island,
             stage_bytes_max,
             pace,
         };

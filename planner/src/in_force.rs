@@ -8,7 +8,9 @@
 use zbelastic_consensus::duty::PlanInForce;
 use zbelastic_consensus::plan::copies_beside;
 use zbelastic_schedule::{SharedOrder, Window};
-use zbelastic_trainer::plan::{Pace, Plan, Refill, Reroute, StageMemory, plan_memory, plan_period};
+use zbelastic_trainer::plan::{
+    HeldBeside, Pace, Plan, Refill, Reroute, StageMemory, plan_memory, plan_period,
+};
 use zbelastic_types::StageIndex;
 
 use crate::estimate::PaceEstimate;
@@ -136,7 +138,7 @@ impl OfferedNodes<'_> {
         let Self { job, .. } = self;
         let limits = memory_limits(job.stage_bytes_max, &self.on(&stage_nodes));
         let memory =
-            plan_memory(&job.sizes, &job.model, job.optimizer, &plan, copies_of(job, &plan));
+            plan_memory(&job.sizes, &job.model, job.optimizer, &plan, beside_of(job, &plan));
         let mut needed = memory.iter().map(StageMemory::total).zip(limits);
         if !needed.all(|(needed, limit)| needed <= limit) {
             return None;
@@ -146,10 +148,11 @@ impl OfferedNodes<'_> {
     }
 }
 
-/// The most copies of other stages that a stage keeps.
-fn copies_of(job: &PlannerJob, plan: &Plan) -> u32 {
+/// The most that a stage holds beside its layers.
+fn beside_of(job: &PlannerJob, plan: &Plan) -> HeldBeside {
     let stages = (0..plan.placement().stage_count()).map(StageIndex);
-    stages.map(|stage| copies_beside(job.copies, plan.placement(), stage)).max().unwrap_or(0)
+    let copies = stages.map(|stage| copies_beside(job.copies, plan.placement(), stage)).max();
+    HeldBeside { copies: copies.unwrap_or(0), is_island: job.is_island }
 }
 
 #[cfg(test)]
@@ -264,7 +267,13 @@ mod tests {
         let halves = kept(&many, &lost(&many), &seven);
         assert_eq!((columns(&whole), columns(&halves)), (4, 8));
         assert!(is_shorter(halves.period, whole.period), "{} {}", halves.period, whole.period);
-        let memory = plan_memory(&many.sizes, &many.model, many.optimizer, &halves.plan, 0);
+        let memory = plan_memory(
+            &many.sizes,
+            &many.model,
+            many.optimizer,
+            &halves.plan,
+            HeldBeside::default(),
+        );
         let most = memory.iter().map(StageMemory::total).max().expect("stages");
         let limited = PlannerJob { stage_bytes_max: Some(Bytes(most.0 - 1)), ..many.clone() };
         assert_eq!(columns(&kept(&limited, &lost(&many), &seven)), 4, "it needs less");
@@ -343,7 +352,8 @@ mod tests {
         check(&job, &place_lost, &nodes(&[2, 4]));
         let left = in_force(&job, vec![Some(0), Some(1), None, Some(2)]);
         let kept = kept(&job, &left, &three());
-        let memory = plan_memory(&job.sizes, &job.model, job.optimizer, &kept.plan, 0);
+        let memory =
+            plan_memory(&job.sizes, &job.model, job.optimizer, &kept.plan, HeldBeside::default());
         let most = memory.iter().map(StageMemory::total).max().expect("stages");
         let limited = |limit| PlannerJob { stage_bytes_max: Some(limit), ..job.clone() };
         let found = |limit| {

@@ -340,6 +340,7 @@ pub(crate) mod tests {
             slice_count: None,
             memory: MemoryPolicy::default(),
             copies: 1,
+            is_island: false,
             stage_bytes_max: None,
             sizes: DeviceSizes::Processors(Precision::F32),
         }

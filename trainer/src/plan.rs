@@ -32,7 +32,9 @@ pub use drift::{
 pub use grid::{Grid, GridLimits, best_grid};
 pub use lanes::{LaneAddition, LaneCount, LaneError, LaneMemory, LaneOrder};
 pub use layer_costs::{ClassCosts, LayerCost, class_costs};
-pub use memory::{OffloadClaim, StageMemory, offload_claims, plan_memory, stage_memory};
+pub use memory::{
+    HeldBeside, OffloadClaim, StageMemory, offload_claims, plan_memory, stage_memory,
+};
 pub(crate) use memory::{claim_copy, claim_stage};
 pub use memory_policy::{MemoryPolicy, PassExtent};
 pub use pace::Pace;

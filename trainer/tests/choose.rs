@@ -55,6 +55,7 @@ fn request<'a>(
         window: Window::One,
         memory: MemoryPolicy::default(),
         copies: 0,
+        is_island: false,
         stage_bytes_max: &[],
         pace,
     }
@@ -131,6 +132,34 @@ fn what_fits_alone_may_not_fit_with_copies_of_others() {
     assert!(matches!(refusals[..], [(_, ScheduleRefusal::Memory { limit, .. })] if limit == alone));
 }
 
+/// In the last round an island holds three floats of each one that it trains: what it sends, the sum of what came, and
+/// what it mixes in.
+#[test]
+fn what_fits_alone_may_not_fit_as_one_of_several_islands() {
+    let model = tiny_model(Family::Gpt2);
+    let backend = CpuBackend::new(1).expect("one thread");
+    let pace = &Pace::estimated(&model, BATCH.microbatch);
+    let alone = request(&model, &[ScheduleKind::OneFOneB], 4, pace);
+    let island = ChooseRequest { is_island: true, ..alone };
+    let choice = choose(&backend, island).expect("no limit: it fits");
+    let layers = model_layers(&model);
+    for (stage, memory) in choice.memory.iter().enumerate() {
+        let ids =
+            choice.plan.chunks_of(StageIndex(stage as u32)).flat_map(|(_, range)| range.ids());
+        let trained: Vec<_> = ids.map(|layer| layers[layer as usize].trained_floats()).collect();
+        let held = 3 * trained.iter().sum::<usize>();
+        let outer_step = 6 * trained.iter().max().expect("layers");
+        assert_eq!(memory.exchange, Bytes::of_f32(held + outer_step), "stage {stage}");
+    }
+    let fits = choose(&backend, alone).expect("no limit: it fits").prediction.stage_bytes;
+    let limits = [fits; 4];
+    choose(&backend, ChooseRequest { stage_bytes_max: &limits, ..alone }).expect("it fits");
+    choose(&backend, ChooseRequest { stage_bytes_max: &limits, ..island })
+        .expect_err("memory does not hold what is exchanged");
+    let device = choose(&DeviceSizes::Cuda(Precision::F32), island).expect("no limit: it fits");
+    assert!(device.memory.iter().all(|memory| memory.exchange == Bytes(0)), "it is in the host's");
+}
+
 #[test]
 fn a_schedule_that_does_not_exist_for_a_size_is_passed_over() {
     let model = tiny_model(Family::Gpt2);
@@ -148,6 +177,7 @@ fn a_schedule_that_does_not_exist_for_a_size_is_passed_over() {
         window: Window::Zero,
         memory: MemoryPolicy::default(),
         copies: 0,
+        is_island: false,
         stage_bytes_max: &[],
         pace: &Pace::estimated(&model, shape),
     };

@@ -394,6 +394,7 @@ fn a_choice_of_several_pipelines_is_that_of_one_for_the_slowest() {
             window: Window::One,
             memory: MemoryPolicy::default(),
             copies: 0,
+            is_island: false,
             stage_bytes_max: limits,
             pace: &pace,
         };

@@ -48,6 +48,7 @@ fn best(pace: &Pace, stage_count: u32) -> PlanChoice {
         replicas: ReplicaCount::ONE,
         window: Window::One,
         copies: 0,
+        is_island: false,
         stage_bytes_max: &[],
         pace,
     };
@@ -271,6 +272,7 @@ fn every_schedule_has_a_slack() {
             replicas: ReplicaCount::ONE,
             window: Window::Zero,
             copies: 0,
+            is_island: false,
             stage_bytes_max: &[],
             pace: &planned,
         };

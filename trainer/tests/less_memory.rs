@@ -12,8 +12,8 @@ use zbelastic_trainer::digest::StateDigest;
 use zbelastic_trainer::model::{Family, ModelConfig, Recompute, RecomputedOps};
 use zbelastic_trainer::optimizer::OptimizerKind;
 use zbelastic_trainer::plan::{
-    ChooseRequest, MemoryPolicy, Pace, PassExtent, Plan, PlanChoice, ReplicaCount, StageMemory,
-    choose, plan_memory, stage_memory,
+    ChooseRequest, HeldBeside, MemoryPolicy, Pace, PassExtent, Plan, PlanChoice, ReplicaCount,
+    StageMemory, choose, plan_memory, stage_memory,
 };
 use zbelastic_trainer::reference::SerialReference;
 use zbelastic_trainer::stage::{
@@ -150,7 +150,13 @@ fn copies(plan: &Plan) -> usize {
 }
 
 fn memory_of(model: &ModelConfig, plan: &Plan) -> Vec<StageMemory> {
-    plan_memory(&CpuBackend::new(1).expect("one thread"), model, OptimizerKind::AdamW, plan, 0)
+    plan_memory(
+        &CpuBackend::new(1).expect("one thread"),
+        model,
+        OptimizerKind::AdamW,
+        plan,
+        HeldBeside::default(),
+    )
 }
 
 #[test]
@@ -272,6 +278,7 @@ fn chosen(
         window: Window::One,
         memory,
         copies: 0,
+        is_island: false,
         stage_bytes_max: &limit.map_or(Vec::new(), |limit| vec![limit; stage_count as usize]),
         pace: &Pace::estimated(model, BATCH.microbatch),
     };

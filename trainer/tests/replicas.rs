@@ -14,8 +14,8 @@ use zbelastic_trainer::digest::StateDigest;
 use zbelastic_trainer::model::{Family, LayerRange, LayerSpec, ModelConfig, model_layers};
 use zbelastic_trainer::optimizer::OptimizerKind;
 use zbelastic_trainer::plan::{
-    BatchShape, LaneCount, LaneError, Plan, PlanError, PlanRequest, ReplicaCount, plan_memory,
-    stage_memory,
+    BatchShape, HeldBeside, LaneCount, LaneError, Plan, PlanError, PlanRequest, ReplicaCount,
+    plan_memory, stage_memory,
 };
 use zbelastic_trainer::reference::{ReferenceStep, SerialReference};
 use zbelastic_trainer::stage::{HELD_OUT_MAX, StageSetup};
@@ -316,7 +316,7 @@ fn a_stage_claims_the_state_of_both_replicas() {
     let copies = |kind| -> Vec<Bytes> {
         let request = request(&model, BATCH, kind, 3, Window::One);
         let plan = Plan::with_chunks(request, ranges.clone()).expect("a legal split");
-        plan_memory(&backend, &model, OptimizerKind::AdamW, &plan, 1)
+        plan_memory(&backend, &model, OptimizerKind::AdamW, &plan, HeldBeside::copies(1))
             .iter()
             .map(|claim| claim.copies)
             .collect()

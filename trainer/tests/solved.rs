@@ -34,6 +34,7 @@ fn chosen(
         window: Window::One,
         memory: MemoryPolicy::default(),
         copies: 0,
+        is_island: false,
         stage_bytes_max,
         pace,
     };

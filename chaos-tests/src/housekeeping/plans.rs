@@ -116,6 +116,7 @@ fn search(model: &ModelConfig, stage_count: u32, limits: &[Bytes]) -> FoundPlan 
         window: Window::One,
         memory: MemoryPolicy::default(),
         copies: 0,
+        is_island: false,
         stage_bytes_max: limits,
         pace: &Pace::estimated(model, shape),
     };

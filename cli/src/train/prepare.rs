@@ -369,6 +369,7 @@ fn choose_plan(
         window: config.window.planned(),
         memory: config.memory.policy(),
         copies: grid.copies(copies_wanted),
+        is_island: config.sync.is_some(),
         stage_bytes_max: &limits,
         pace: &Pace::estimated(&config.model, config.batch.microbatch)
             .with_updates(&config.model, &config.optimizer.kind),

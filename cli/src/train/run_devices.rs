@@ -269,6 +269,14 @@ fn machine_failure(
                 .hint(format!("with --set elastic.copies=0 it takes {without}, and {fits}"));
         failure.details.push(detail);
     }
+    let exchange: Bytes = stages.iter().map(|stage| stage.exchange).sum();
+    if exchange > Bytes(0) {
+        let detail =
+            FailureDetail::new(format!("weights that islands exchange take {exchange} of it"))
+                .why("in the last round all layers are sent")
+                .hint("an island with workers on several machines, with `init` and `join`");
+        failure.details.push(detail);
+    }
     failure
 }
 
@@ -298,6 +306,7 @@ mod tests {
             scratch: none,
             messages: none,
             copies: none,
+            exchange: none,
             fixed: none,
             offload: none,
         }
@@ -358,7 +367,10 @@ mod tests {
         }
         assert!(text(8).contains("still does not fit"), "{}", text(8));
         let bare = machine_failure(&[stage(5)], (Bytes(5), Bytes(4)), &model).to_string();
-        assert!(!bare.contains("copies"), "{bare}");
+        assert!(!bare.contains("copies") && !bare.contains("islands"), "{bare}");
+        let island = [StageMemory { exchange: Bytes(2), ..stage(5) }];
+        let text = machine_failure(&island, (Bytes(7), Bytes(6)), &model).to_string();
+        assert!(text.contains("that islands exchange take 2 B of it"), "{text}");
     }
 
     #[test]

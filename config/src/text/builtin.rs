@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 140] = pages![
+const PAGES: [(&str, &str); 141] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -123,6 +123,7 @@ const PAGES: [(&str, &str); 140] = pages![
     "decisions/0102-tensors-between-processes-by-nccl.md",
     "decisions/0103-a-model-is-written-while-its-layers-come.md",
     "decisions/0104-islands-are-runs-that-meet-in-folders.md",
+    "decisions/0105-the-only-checkpoint-is-waited-for.md",
     "deploy.md",
     "deploy/container.md",
     "deploy/kubernetes.md",

@@ -8,7 +8,9 @@
 //! came back, the others have the time in which members count as coming together.
 //!
 //! A disk outlives its process. A checkpoint is not given up for want of a piece while a member was
-//! lost for less than that, however it was lost: whoever starts its process again starts it soon.
+//! lost for less than that, however it was lost: whoever starts its process again starts it soon. The only
+//! checkpoint is waited for where nobody was lost, too: a cluster that was founded from one knows nobody of
+//! those that keep it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -102,8 +104,8 @@ impl AbsentMembers {
     }
 
     /// Whether a member was lost for less than so many ticks that may come back with its disk.
-    pub(super) fn awaits_disks(&self, now: u64, progress_ticks: u32) -> bool {
-        self.disks.values().any(|since| now - since < u64::from(progress_ticks))
+    pub(super) fn awaits_disks(&self, now: u64, progress_ticks: u64) -> bool {
+        self.disks.values().any(|since| now - since < progress_ticks)
     }
 
     /// The connection to a node closed: its silence is explained.

@@ -108,15 +108,20 @@ impl DutyWatch {
         is_any_back
     }
 
-    /// Whether a lost member may soon come back with a piece that has been missed for so many ticks. Where
-    /// members are lost again and again it is not waited for without end.
-    pub(super) fn awaits_disks(&self, missed_ticks: u64) -> bool {
+    /// Whether a member may soon come with a piece of a checkpoint that has been missed for so many ticks:
+    /// one that was lost, or any, where the run can go back to nothing else. Where members are lost again and again
+    /// it is not waited for without end, but for the only checkpoint, behind which the run would halt.
+    pub(super) fn awaits_disks(&self, missed_ticks: u64, is_only: bool) -> bool {
         if mutant::is(Mutant::M58DisksNotAwaited) {
             return false;
         }
-        let progress_ticks = self.timing.progress_ticks;
-        missed_ticks < u64::from(progress_ticks)
-            && self.absent.awaits_disks(self.now, progress_ticks)
+        let progress_ticks = u64::from(self.timing.progress_ticks);
+        match is_only {
+            true => missed_ticks.min(self.now - self.members_changed) < progress_ticks,
+            false => {
+                missed_ticks < progress_ticks && self.absent.awaits_disks(self.now, progress_ticks)
+            }
+        }
     }
 
     /// Whether members changed since the plan in force was agreed on.

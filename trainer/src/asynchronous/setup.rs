@@ -201,6 +201,7 @@ impl AsyncPlan {
             scratch,
             messages,
             copies: none,
+            exchange: none,
             fixed: none,
             offload: none,
         };

@@ -34,6 +34,9 @@ pub struct StageMemory {
     /// Copies of other stages' layers, the largest that it may have to keep; on a processor their
     /// gradients on their way here too.
     pub copies: Bytes,
+    /// What an exchange with other islands holds of weights in the host's memory, where that is the limit: in the
+    /// last round it is of all layers.
+    pub exchange: Bytes,
     /// Memory that a device needs beside these: scratch of single operations, the workspace of
     /// products, and the rest of the pages that it hands out.
     pub fixed: Bytes,
@@ -76,18 +79,35 @@ impl StageMemory {
     /// Every part but the offloaded activations.
     #[must_use]
     pub fn total(&self) -> Bytes {
-        self.device() + self.messages + self.copies + self.fixed
+        self.device() + self.messages + self.copies + self.exchange + self.fixed
     }
 }
 
-/// The memory of each stage under `plan`, if it keeps the copies of `copies` others.
+/// What a stage holds beside its own layers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HeldBeside {
+    /// Other stages whose layers it keeps copies of.
+    pub copies: u32,
+    /// Whether it exchanges weights with other islands.
+    pub is_island: bool,
+}
+
+impl HeldBeside {
+    /// Copies of so many other stages, in a run that is alone.
+    #[must_use]
+    pub const fn copies(copies: u32) -> Self {
+        Self { copies, is_island: false }
+    }
+}
+
+/// The memory of each stage under `plan`, with what it holds beside its layers.
 #[must_use]
 pub fn plan_memory<B: ByteCounts>(
     backend: &B,
     model: &ModelConfig,
     optimizer: OptimizerKind,
     plan: &Plan,
-    copies: u32,
+    beside: HeldBeside,
 ) -> Vec<StageMemory> {
     let stages = || (0..plan.program.placement.stage_count()).map(StageIndex);
     let specs = model_layers(model);
@@ -109,10 +129,35 @@ pub fn plan_memory<B: ByteCounts>(
         let mut others = sizes.clone();
         others.remove(stage.index());
         others.sort_unstable();
-        let copies = others.into_iter().rev().take(copies as usize).sum();
-        StageMemory { copies, ..stage_memory(backend, model, optimizer, plan, stage) }
+        let copies = others.into_iter().rev().take(beside.copies as usize).sum();
+        let exchange = match (backend.sizes(), beside.is_island) {
+            (DeviceSizes::Processors(_), true) => exchange_bytes(&specs, plan, stage),
+            (DeviceSizes::Processors(_) | DeviceSizes::Cuda(_), _) => Bytes(0),
+        };
+        StageMemory { copies, exchange, ..stage_memory(backend, model, optimizer, plan, stage) }
     };
     stages().map(with_copies).collect()
+}
+
+/// Floats of a trained one that an owner of a layer holds in an exchange: what is sent, the sum of what came,
+/// and what is mixed in. Others hold what is mixed in.
+const EXCHANGED_FLOATS: usize = 3;
+/// Floats of a trained one in an outer step: the state before it with its momentum, the state behind it, the
+/// weights of another island, and the outcome on its way. Layers come one after the other.
+const OUTER_STEP_FLOATS: usize = 6;
+
+/// What an exchange with other islands holds at most, which is in the last round: of all layers.
+fn exchange_bytes(specs: &[LayerSpec], plan: &Plan, stage: StageIndex) -> Bytes {
+    let (mut held, mut largest) = (0, 0);
+    for (chunk, layers) in plan.chunks_of(stage) {
+        let is_owner = plan.placement().replica_of(chunk) == 0;
+        for layer in layers.ids() {
+            let floats = specs[layer as usize].trained_floats();
+            held += if is_owner { EXCHANGED_FLOATS * floats } else { floats };
+            largest = largest.max(floats);
+        }
+    }
+    Bytes::of_f32(held + OUTER_STEP_FLOATS * largest)
 }
 
 /// The memory of one pass over a chunk while it is alive.
@@ -299,6 +344,7 @@ pub fn stage_memory<B: ByteCounts>(
         scratch: angle_bytes(backend, model, &cut),
         messages,
         copies: Bytes(0),
+        exchange: Bytes(0),
         fixed: Bytes(0),
         offload: offload_claims(backend, model, plan, stage).iter().map(OffloadClaim::bytes).sum(),
     };

@@ -16,7 +16,7 @@ use zbelastic_trainer::model::{
 };
 use zbelastic_trainer::optimizer::OptimizerKind;
 use zbelastic_trainer::plan::{
-    BatchShape, Plan, PlanRequest, ReplicaCount, StageMemory, plan_memory,
+    BatchShape, HeldBeside, Plan, PlanRequest, ReplicaCount, StageMemory, plan_memory,
 };
 use zbelastic_trainer::stage::BackendExecutor;
 use zbelastic_types::{Attempt, Bytes, Generation, LayerId, StageIndex, Step};
@@ -41,7 +41,7 @@ fn counted(
     plan: &Plan,
     precision: Precision,
 ) -> Vec<StageMemory> {
-    plan_memory(&DeviceSizes::Cuda(precision), model, optimizer, plan, 0)
+    plan_memory(&DeviceSizes::Cuda(precision), model, optimizer, plan, HeldBeside::default())
 }
 
 /// Trains under `plan`, each stage on a device of its own, and compares.
@@ -183,7 +183,13 @@ fn a_copy_takes_what_is_counted() {
     let of = |copies| {
         let plan = plan(&model, ScheduleKind::OneFOneB, 2, Window::Zero);
         let adamw = OptimizerKind::AdamW;
-        plan_memory(&DeviceSizes::Cuda(Precision::Bf16), &model, adamw, &plan, copies)
+        plan_memory(
+            &DeviceSizes::Cuda(Precision::Bf16),
+            &model,
+            adamw,
+            &plan,
+            HeldBeside::copies(copies),
+        )
     };
     assert_eq!(of(0)[0].copies, Bytes(0));
     let setup = setup(model.clone(), plan(&model, ScheduleKind::OneFOneB, 2, Window::Zero), 1);

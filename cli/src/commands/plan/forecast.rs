@@ -237,6 +237,7 @@ impl<'a> StageMachines<'a> {
             window: config.window.planned(),
             memory: config.memory.policy(),
             copies: self.grid.copies(config.elastic.copies),
+            is_island: config.sync.is_some(),
             stage_bytes_max: &stage_bytes_max,
             pace: &self.pace,
         };

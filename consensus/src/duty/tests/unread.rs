@@ -4,10 +4,11 @@ use zbelastic_types::{LayerId, Step};
 
 use crate::duty::{PLANS_FAILED_MAX, PlanNeed};
 use crate::entry::Entry;
-use crate::fixture::{admit, lost};
+use crate::fixture::{FixtureLog, admit, lost};
 use crate::job::{HaltReason, JobChange};
 use crate::message::LoadFault;
 use crate::plan::{LayerSource, PlanReason};
+use crate::state::State;
 
 use super::harness::{DutiesHarness, TIMING};
 use super::planning::{adopted, find_sources, log_of_a_replaced_worker};
@@ -99,6 +100,31 @@ fn r11_a_checkpoint_is_waited_for_anew_once_a_plan_ran_without_it() {
     assert_eq!((harness.need(), harness.act()), (None, Vec::new()), "it is waited for");
 }
 
+/// R11: a cluster that was founded from a checkpoint halted within a second, since the first of its workers
+/// had a part of it alone; the others came two seconds later. (Found by a life.)
+#[test]
+fn r11_the_only_checkpoint_is_waited_for_as_long_as_members_come() {
+    let before = log_of_a_replaced_worker(&[4, 8]).state;
+    let spec = before.job().expect("there is one").spec.clone();
+    let checkpoint = before.checkpoints().last().expect("two").clone();
+    let state = State::recovered(before.cluster(), spec, checkpoint);
+    let mut harness = DutiesHarness::new(FixtureLog { state });
+    harness.agree(Entry::Members(vec![admit(2, 9)]));
+    adopted(&find_sources(&mut harness, &[2]));
+    for node in 3..6 {
+        let there: Vec<_> = (2..node).collect();
+        for _ in 0..TIMING.progress_ticks - 1 {
+            fail_to_load(&mut harness, 8);
+            assert_eq!((harness.need(), harness.act()), (None, Vec::new()), "others may come");
+            harness.tick(1, &there);
+        }
+        harness.agree(Entry::Members(vec![admit(node, 1)]));
+        fail_to_load(&mut harness, 8);
+        let there: Vec<_> = (2..=node).collect();
+        adopted(&find_sources(&mut harness, &there));
+    }
+}
+
 fn fail_to_load(harness: &mut DutiesHarness, version: u64) {
     fail_to_load_at(harness, 2, version);
 }
@@ -132,7 +158,16 @@ fn a_run_with_nowhere_to_go_back_to_is_held() {
     fail_to_load_often(&mut harness, 12);
     let proposed = find_sources(&mut harness, &[2]);
     assert!(matches!(proposed[..], [Entry::Rewind { to: Step(8), .. }]), "{proposed:?}");
-    fail_to_load_often(&mut harness, 8);
+    // R11: behind it there is nothing, so it is waited for whoever is there.
+    adopted(&find_sources(&mut harness, &[2]));
+    fail_to_load(&mut harness, 8);
+    assert_eq!((harness.need(), harness.act()), (None, Vec::new()), "it is waited for");
+    harness.tick(TIMING.progress_ticks, &[2]);
+    fail_to_load(&mut harness, 8);
+    for _ in 1..PLANS_FAILED_MAX {
+        adopted(&find_sources(&mut harness, &[2]));
+        fail_to_load(&mut harness, 8);
+    }
     let halt = Entry::Job(JobChange::Halt(HaltReason::NothingToRestore));
     assert_eq!(find_sources(&mut harness, &[2]), [halt]);
     harness.agree(Entry::Job(JobChange::Continue));
