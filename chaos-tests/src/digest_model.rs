@@ -47,11 +47,6 @@ pub(crate) fn pack(hash: u64, mark: f32) -> Vec<f32> {
     vec![f32::from_bits(hash as u32), f32::from_bits((hash >> 32) as u32), mark]
 }
 
-/// The outer weights that weights of this island lead to: a number that both islands' are in.
-pub(crate) fn outer_digest(sent: &[f32], layer: LayerId, version: Step) -> Vec<f32> {
-    pack(mix_all(&[unpack(sent), u64::from(layer.0), version.0, 59]), 0.0)
-}
-
 pub(crate) fn unpack(floats: &[f32]) -> u64 {
     u64::from(floats[0].to_bits()) | u64::from(floats[1].to_bits()) << 32
 }
@@ -65,6 +60,9 @@ pub(crate) fn reduced_float(place: usize, left: f32, right: f32) -> f32 {
     let parts = [left, right].map(|float| u64::from(float.to_bits()));
     f32::from_bits(mix_all(&[parts[0], parts[1], place as u64, 43]) as u32)
 }
+
+/// Floats of a layer that islands exchange, 16 bits of its weights each.
+pub(crate) const EXCHANGED_FLOATS: usize = 4;
 
 /// How the model is cut out.
 #[derive(Clone, Debug)]
@@ -202,17 +200,18 @@ impl DigestLayerState {
         Self { v, ..*self }
     }
 
-    /// The weights as islands exchange them.
+    /// The weights as islands exchange them: finite floats, which outer steps are made of.
     #[must_use]
     pub fn trained_weights(&self) -> Vec<f32> {
-        pack(self.w, 0.0)
+        (0..EXCHANGED_FLOATS).map(|place| f32::from((self.w >> (16 * place)) as u16)).collect()
     }
 
     /// The state with outer weights mixed into its own.
     #[must_use]
     pub fn mixed(&self, outer: &OuterWeights) -> Self {
         let share = u64::from(outer.local_share.to_bits());
-        let w = mix_all(&[self.w, unpack(&outer.weights), share, 53]);
+        let weights = outer.weights.iter().map(|float| u64::from(float.to_bits()));
+        let w = mix_all(&[self.w, mix_all(&weights.collect::<Vec<_>>()), share, 53]);
         Self { w, ..*self }
     }
 

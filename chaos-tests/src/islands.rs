@@ -1,38 +1,40 @@
-//! Another island beside the cluster of a life, and the folders that both write: what the cluster
-//! publishes leads to outer weights that are a function of it alone.
+//! Another island beside the cluster of a life: what the cluster publishes leads to outer weights by the
+//! definition of an outer step, whatever happens to folders.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use zbelastic_trainer::outer::{OuterRound, OuterSchedule, OuterState, OuterWeights};
+use zbelastic_trainer::outer::{OuterRound, OuterSchedule, OuterState, OuterWeights, add_island};
 use zbelastic_types::{LayerId, Step};
 
-use crate::digest_model::outer_digest;
-use crate::options::ComputeModelKind;
-
-/// The share of this island's weights that the other one's are, in lives that compute with floats.
+/// The share of this island's weights that the other one's are.
 const OTHER_SHARE: f32 = 0.75;
+
+/// The weights that the other island sends where this one sends these.
+#[must_use]
+pub fn other_weights(own: &[f32]) -> Vec<f32> {
+    own.iter().map(|own| own * OTHER_SHARE).collect()
+}
 
 /// What the islands of a life published, as the serial reference has it.
 #[derive(Clone)]
-pub struct SimulatedIslands(Rc<RefCell<Folders>>);
+pub struct SimulatedIslands(Rc<RefCell<Published>>);
 
-struct Folders {
+struct Published {
     schedule: Arc<OuterSchedule>,
-    model: ComputeModelKind,
     /// What was published stays, whatever comes later (rule I1).
-    published: BTreeMap<(LayerId, Step), Vec<f32>>,
+    weights: BTreeMap<(LayerId, Step), Vec<f32>>,
     states: BTreeMap<(LayerId, Step), OuterState>,
 }
 
 impl SimulatedIslands {
-    /// Folders with nothing in them.
+    /// Nothing is published.
     #[must_use]
-    pub fn new(schedule: Arc<OuterSchedule>, model: ComputeModelKind) -> Self {
-        let (published, states) = Default::default();
-        Self(Rc::new(RefCell::new(Folders { schedule, model, published, states })))
+    pub fn new(schedule: Arc<OuterSchedule>) -> Self {
+        let (weights, states) = Default::default();
+        Self(Rc::new(RefCell::new(Published { schedule, weights, states })))
     }
 
     /// The step whose batches are trained on in `step`.
@@ -50,8 +52,8 @@ impl SimulatedIslands {
     /// Publishes weights; yields whether they are those that are there.
     #[must_use]
     pub fn publish(&self, layer: LayerId, version: Step, weights: &[f32]) -> bool {
-        let mut folders = self.0.borrow_mut();
-        let found = folders.published.entry((layer, version)).or_insert_with(|| weights.to_vec());
+        let mut published = self.0.borrow_mut();
+        let found = published.weights.entry((layer, version)).or_insert_with(|| weights.to_vec());
         let bits = |floats: &[f32]| floats.iter().map(|float| float.to_bits()).collect::<Vec<_>>();
         bits(found) == bits(weights)
     }
@@ -69,21 +71,18 @@ impl SimulatedIslands {
     /// If nothing was published for it.
     #[must_use]
     pub fn outer(&self, layer: LayerId, round: OuterRound) -> OuterWeights {
-        let Folders { schedule, model, published, states } = &mut *self.0.borrow_mut();
-        let sent = &published[&(layer, round.sent)];
-        let state = match model {
-            ComputeModelKind::Digest => OuterState::initial(outer_digest(sent, layer, round.sent)),
-            ComputeModelKind::Float => states
-                .get(&(layer, round.before))
-                .cloned()
-                .unwrap_or_else(|| OuterState::initial(published[&(layer, Step(0))].clone()))
-                .step(
-                    &sent.iter().map(|own| own + own * OTHER_SHARE).collect::<Vec<_>>(),
-                    schedule.config().islands,
-                    schedule.config().outer_step(),
-                ),
-        };
-        let outer = schedule.config().outer_weights(layer, round, &state);
+        let Published { schedule, weights, states } = &mut *self.0.borrow_mut();
+        let before = states.get(&(layer, round.before)).cloned();
+        let before =
+            before.unwrap_or_else(|| OuterState::initial(weights[&(layer, Step(0))].clone()));
+        let own = &weights[&(layer, round.sent)];
+        let mut sum = None;
+        for island in [own.clone(), other_weights(own)] {
+            add_island(&mut sum, island);
+        }
+        let (config, sum) = (schedule.config(), sum.expect("two islands"));
+        let state = before.step(&sum, config.islands, config.outer_step());
+        let outer = config.outer_weights(layer, round, &state);
         states.insert((layer, round.mixed), state);
         outer
     }

@@ -8,12 +8,13 @@ use std::sync::Arc;
 
 use zbelastic_consensus::job::JobSpec;
 use zbelastic_consensus::validation::GuardPolicy;
+use zbelastic_islands::ExchangeRun;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::data::{Corpus, CorpusConfig};
 use zbelastic_trainer::elastic::BackendStageFactory;
 use zbelastic_trainer::model::{
-    Family, FrozenTensors, LlamaFeatures, LoraInit, LoraScaling, LoraSettings, ModelConfig,
-    frozen_tensors, model_layers,
+    Family, FrozenTensors, LayerSpec, LlamaFeatures, LoraInit, LoraScaling, LoraSettings,
+    ModelConfig, frozen_tensors, model_layers,
 };
 use zbelastic_trainer::optimizer::{LrDecay, OptimizerConfig, OptimizerKind, WeightDecayScope};
 use zbelastic_trainer::outer::OuterSchedule;
@@ -24,7 +25,7 @@ use zbelastic_types::Digest;
 use crate::case::LifeCase;
 use crate::crash_points::CrashPointCounts;
 use crate::digest_executor::DigestModel;
-use crate::digest_model::{DigestShape, DigestSource};
+use crate::digest_model::{DigestShape, DigestSource, EXCHANGED_FLOATS};
 use crate::digest_reference::{DigestReference, GradientAddends};
 use crate::failure::LifeFailure;
 use crate::float_model::{CpuBackendFactory, FloatModel, FloatReference, one_thread};
@@ -111,7 +112,8 @@ fn live_digest(case: &LifeCase, log: &mut EventLog) -> LifeOutcome {
         DigestShape { seed: case.seed, layer_tensors, spike_share: case.options.spike_share };
     let addends = GradientAddends::of(spec.microbatch_count, &stage.plan);
     let islands = islands(case, &stage);
-    let reference = DigestReference::among_islands(shape.clone(), addends, islands.clone());
+    let expected = islands.as_ref().map(|(expected, _)| expected.clone());
+    let reference = DigestReference::among_islands(shape.clone(), addends, expected);
     let source = DigestSource { seed: case.seed };
     let model = Box::new(move |faults: &crate::numeric_faults::NumericFaults| DigestModel {
         shape: shape.clone(),
@@ -126,7 +128,8 @@ fn live_float(case: &LifeCase, log: &mut EventLog) -> LifeOutcome {
     let (spec, stage) = parts(case);
     let corpus = corpus(case, &stage);
     let islands = islands(case, &stage);
-    let reference = FloatReference::new(stage.clone(), corpus.clone(), islands.clone());
+    let expected = islands.as_ref().map(|(expected, _)| expected.clone());
+    let reference = FloatReference::new(stage.clone(), corpus.clone(), expected);
     let base = stage.clone();
     let model = Box::new(move |faults: &crate::numeric_faults::NumericFaults| FloatModel {
         model: BackendStageFactory {
@@ -146,8 +149,22 @@ fn live_float(case: &LifeCase, log: &mut EventLog) -> LifeOutcome {
 }
 
 /// The other island of a life, if there is one.
-fn islands(case: &LifeCase, stage: &StageSetup) -> Option<SimulatedIslands> {
-    Some(SimulatedIslands::new(stage.outer.clone()?, case.options.model))
+fn islands(case: &LifeCase, stage: &StageSetup) -> Option<(SimulatedIslands, ExchangeRun)> {
+    let schedule = stage.outer.clone()?;
+    let options = &case.options;
+    let floats = |layer: &LayerSpec| match options.model {
+        ComputeModelKind::Digest => EXCHANGED_FLOATS,
+        ComputeModelKind::Float => layer.trained_floats(),
+    };
+    let run = ExchangeRun {
+        settings: Digest([7; 32]),
+        floats: model_layers(&stage.model).iter().map(floats).collect(),
+        rounds_kept: schedule
+            .config()
+            .rounds_kept(options.checkpoint_every, options.checkpoints_kept),
+        schedule: schedule.clone(),
+    };
+    Some((SimulatedIslands::new(schedule), run))
 }
 
 /// The job and the run of a case.

@@ -113,6 +113,8 @@ pub enum Marker {
     IslandsMixed,
     /// A version of a layer was published for other islands more than once.
     PublishedAgain,
+    /// An operation of a folder of islands failed, and was tried again.
+    IslandFolderFailed,
     /// A pipeline got the sum of all for numbers that another one added.
     SumsGathered,
     /// A worker was lost while each layer was trained by several pipelines, and none was read from a
@@ -142,7 +144,7 @@ pub enum Marker {
 
 impl Marker {
     /// All markers, in the order of the report.
-    pub const ALL: [Self; 64] = [
+    pub const ALL: [Self; 65] = [
         Self::Clipped,
         Self::Skipped,
         Self::Replayed,
@@ -196,6 +198,7 @@ impl Marker {
         Self::PipelinesAdded,
         Self::IslandsMixed,
         Self::PublishedAgain,
+        Self::IslandFolderFailed,
         Self::SumsGathered,
         Self::PipelineLost,
         Self::Rerouted,

@@ -58,6 +58,8 @@ pub enum DrawPurpose {
     Islands = 24,
     /// How long folders of islands take.
     IslandFolders = 25,
+    /// When operations of folders of islands fail, and when the other island sends.
+    IslandFaults = 26,
 }
 
 /// A stream of draws: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).

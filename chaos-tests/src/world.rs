@@ -28,10 +28,10 @@ use zbelastic_consensus::core::Input;
 use zbelastic_consensus::job::{JobPhase, JobSpec};
 use zbelastic_consensus::message::Envelope;
 use zbelastic_consensus::session::SessionInput;
+use zbelastic_islands::ExchangeRun;
 use zbelastic_planner::ReviewedPlan;
 use zbelastic_trainer::data::BatchSource;
 use zbelastic_trainer::elastic::StageFactory;
-use zbelastic_trainer::outer::OuterRequest;
 use zbelastic_trainer::runtime::PeerFrame;
 use zbelastic_trainer::stage::StageSetup;
 use zbelastic_types::{Generation, NodeId};
@@ -107,11 +107,10 @@ enum WorldEvent {
         life: u64,
         key: PieceKey,
     },
-    /// A folder of islands did what was requested.
-    IslandAnswer {
+    /// The exchanges of a process with other islands look into their folders.
+    IslandsPolled {
         node: NodeId,
         life: u64,
-        request: Box<OuterRequest>,
     },
     WriteDone {
         node: NodeId,
@@ -171,7 +170,7 @@ impl WorldEvent {
             | Self::Reviewed { node, .. }
             | Self::OpDone { node, .. }
             | Self::ReadDone { node, .. }
-            | Self::IslandAnswer { node, .. }
+            | Self::IslandsPolled { node, .. }
             | Self::WriteDone { node, .. }
             | Self::Served { node, .. }
             | Self::Command { node, .. }
@@ -241,7 +240,7 @@ impl<'a, M: StageFactory, S: BatchSource + Clone> World<'a, M, S> {
     pub fn new(
         case: &'a LifeCase,
         setup: LifeSetup<M, S>,
-        (reference, islands): (LifeReference, Option<SimulatedIslands>),
+        (reference, islands): (LifeReference, Option<(SimulatedIslands, ExchangeRun)>),
         log: &'a mut EventLog,
     ) -> Self {
         let checker = InvariantChecker::new(reference, setup.spec.clone());
@@ -380,8 +379,8 @@ impl<'a, M: StageFactory, S: BatchSource + Clone> World<'a, M, S> {
             WorldEvent::ReadDone { node, life, key } => {
                 self.workers.handle_read_done(&mut self.env, node, life, key)
             }
-            WorldEvent::IslandAnswer { node, life, request } => {
-                island_folders::answer(&mut self.workers, &mut self.env, (node, life), *request);
+            WorldEvent::IslandsPolled { node, life } => {
+                island_folders::poll(&mut self.workers, &mut self.env, (node, life));
             }
             WorldEvent::WriteDone { node, life, key, generation } => {
                 let written = (key, generation);

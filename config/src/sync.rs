@@ -58,17 +58,10 @@ pub fn outer_schedule(config: &RunConfig) -> Option<Arc<OuterSchedule>> {
     Some(Arc::new(OuterSchedule::new(outer, &config.model, config.steps)))
 }
 
-/// Rounds of each layer that an island of a cluster goes back over at most, to the oldest checkpoint that
-/// it may have: none if that is the beginning. A run is held after three checkpoints that could not be
-/// written, so there may be none behind as many more.
+/// Rounds of each layer that an island of a cluster goes back over at most
+/// ([`OuterConfig::rounds_kept`]).
 #[must_use]
 pub fn rounds_kept(config: &RunConfig) -> Option<u64> {
-    /// Of checkpoints that could not be written.
-    const UNWRITTEN_MAX: u64 = 3;
-    let every = config.sync.as_ref()?.outer.every;
-    let CheckpointConfig { every: checkpoint_every, keep_last, .. } = config.checkpoint;
-    let checkpoints = u64::from(keep_last) + UNWRITTEN_MAX;
-    let steps = checkpoint_every.checked_mul(checkpoints).filter(|steps| *steps > 0)?;
-    // The round under way, and the one whose state it goes on from.
-    Some(steps.div_ceil(every) + 2)
+    let CheckpointConfig { every, keep_last, .. } = config.checkpoint;
+    config.sync.as_ref()?.outer.rounds_kept(every, keep_last)
 }

@@ -33,4 +33,4 @@ pub use event::{ExchangeError, ExchangeEvent};
 pub use exchange::{Exchange, ExchangeRun};
 pub use folders::{FolderError, IslandFolders, ObjectFolders, ObjectKey, WeightsKind};
 pub use object::{ObjectError, WeightsHead, contents_hash, settings_hash};
-pub use thread::{ExchangeSetup, ExchangeStartError, ExchangeThread};
+pub use thread::{ExchangeSetup, ExchangeSide, ExchangeStartError, ExchangeThread};

@@ -89,6 +89,30 @@ pub enum ExchangeStartError {
     Thread(#[from] io::Error),
 }
 
+/// The exchange of a worker that a request goes to. There are two, so that what is published never
+/// waits for what a slow link carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExchangeSide {
+    /// The one with this island's own folder.
+    Near,
+    /// The one with the folders of others.
+    Far,
+    /// Each of them.
+    Both,
+}
+
+impl ExchangeSide {
+    /// That of a request.
+    #[must_use]
+    pub const fn of(request: &OuterRequest) -> Self {
+        match request {
+            OuterRequest::Await { is_owner: true, .. } => Self::Far,
+            OuterRequest::Publish { .. } | OuterRequest::Await { .. } => Self::Near,
+            OuterRequest::Forget => Self::Both,
+        }
+    }
+}
+
 /// The handle of the threads. They end when it is dropped.
 pub struct ExchangeThread {
     /// What is written to this island's own folder, and read from there.
@@ -124,10 +148,10 @@ impl ExchangeThread {
     /// Sends a request. Waits while as many as may be are under way.
     pub fn send(&self, request: OuterRequest) {
         // They end with their handle alone.
-        let _ = match &request {
-            OuterRequest::Await { is_owner: true, .. } => self.far.send(request),
-            OuterRequest::Publish { .. } | OuterRequest::Await { .. } => self.near.send(request),
-            OuterRequest::Forget => {
+        let _ = match ExchangeSide::of(&request) {
+            ExchangeSide::Far => self.far.send(request),
+            ExchangeSide::Near => self.near.send(request),
+            ExchangeSide::Both => {
                 self.far.send(request.clone()).and_then(|()| self.near.send(request))
             }
         };

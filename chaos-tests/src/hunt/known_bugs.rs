@@ -366,7 +366,7 @@ impl KnownBug {
             Self::Mutant(Mutant::M43RaisedForTheConnected) => &[Invariant::F1],
             Self::Mutant(Mutant::M44DriftForgotten) => &[Invariant::L5],
             Self::Mutant(Mutant::M58DisksNotAwaited) => &[Invariant::L6],
-            Self::Mutant(Mutant::M59ReportedBeforePublished) => &[Invariant::L1],
+            Self::Mutant(Mutant::M59ReportedBeforePublished) => &[Invariant::L1, Invariant::N1],
             Self::Mutant(Mutant::M60CopyNotMixed) => &[Invariant::N1],
             Self::Mutant(Mutant::M28FollowedTooOld) => &[Invariant::N1, Invariant::L3],
             // A step that is clipped or left out is one that is sealed, with other bits.

@@ -1,7 +1,15 @@
-//! The folders through which the cluster of a life exchanges weights with another island.
+//! The folders through which the cluster of a life exchanges weights with another island, and the exchanges
+//! of its workers with them.
 
-use std::collections::BTreeSet;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
 
+use zbelastic_islands::{
+    Exchange, ExchangeError, ExchangeEvent, ExchangeRun, ExchangeSide, FolderError, IslandFolders,
+    ObjectKey, WeightsHead, WeightsKind, contents_hash,
+};
+use zbelastic_remote::RemoteError;
 use zbelastic_trainer::data::BatchSource;
 use zbelastic_trainer::elastic::StageFactory;
 use zbelastic_trainer::outer::OuterRequest;
@@ -12,107 +20,249 @@ use super::WorldEvent;
 use super::surroundings::Surroundings;
 use super::workers::Workers;
 use crate::failure::{Invariant, LifeFailure};
-use crate::islands::SimulatedIslands;
+use crate::islands::{SimulatedIslands, other_weights};
 use crate::markers::Marker;
 use crate::options::FaultClass;
+use crate::queue::VirtualTime;
+use crate::random::{DrawPurpose, Draws};
 
 /// How long a folder takes, in microseconds, and the share of requests for which it takes much longer.
 const ANSWER_US: (u64, u64) = (1_000, 300_000);
 const LATE_US: (u64, u64) = (500_000, 4_000_000);
 const LATE_SHARE: f64 = 0.05;
-/// How soon what is not there is looked for again.
+/// How soon folders are looked into again.
 const LOOK_US: u64 = 20_000;
+/// The share of operations that fail, and of failed writes those that left the object behind.
+const FAILED_SHARE: f64 = 0.1;
+const WRITTEN_SHARE: f64 = 0.5;
+/// The cluster's island, and the other one.
+const OWN: u32 = 0;
+const OTHER: u32 = 1;
 
-/// What lies in the folders.
-pub(super) struct IslandFolders {
-    islands: Option<SimulatedIslands>,
-    /// Weights that are durable.
-    published: BTreeSet<(LayerId, Step)>,
-    /// Outer steps that were made, by the version that they are mixed into.
-    made: BTreeSet<(LayerId, Step)>,
+/// An object, and from when on it is seen.
+#[derive(Clone)]
+struct SimulatedObject {
+    head: WeightsHead,
+    vectors: Vec<Vec<f32>>,
+    seen_from: VirtualTime,
 }
 
-impl IslandFolders {
-    pub(super) const fn new(islands: Option<SimulatedIslands>) -> Self {
-        Self { islands, published: BTreeSet::new(), made: BTreeSet::new() }
+/// What lies in the folders.
+struct FolderContents {
+    objects: BTreeMap<(u32, ObjectKey), SimulatedObject>,
+    draws: Draws,
+    now: VirtualTime,
+    is_calm: bool,
+}
+
+impl FolderContents {
+    fn seen(&self, island: u32, key: ObjectKey) -> Option<&SimulatedObject> {
+        self.objects.get(&(island, key)).filter(|object| object.seen_from <= self.now)
+    }
+
+    fn operate(&mut self) -> Result<(), FolderError> {
+        if !self.is_calm && self.draws.chance(FAILED_SHARE) {
+            let reason = "a simulated failure".to_owned();
+            return Err(FolderError::Remote(RemoteError::Other { reason }));
+        }
+        Ok(())
+    }
+
+    /// Where this island sends weights, so does the other one, sooner or later.
+    fn send_others(&mut self, key: ObjectKey, own: &WeightsHead, weights: &[f32]) {
+        let weights = other_weights(weights);
+        let head =
+            WeightsHead { island: OTHER, contents: contents_hash(&[&weights]), ..own.clone() };
+        let is_late = !self.is_calm && self.draws.chance(LATE_SHARE);
+        let (least, most) = if is_late { LATE_US } else { ANSWER_US };
+        let seen_from = self.now.after(self.draws.between(least, most));
+        let object = SimulatedObject { head, vectors: vec![weights], seen_from };
+        self.objects.entry((OTHER, key)).or_insert(object);
+    }
+}
+
+/// The folders, as an exchange sees them.
+#[derive(Clone)]
+struct SimulatedFolders(Rc<RefCell<FolderContents>>);
+
+impl IslandFolders for SimulatedFolders {
+    fn head(&self, island: u32, key: ObjectKey) -> Result<Option<WeightsHead>, FolderError> {
+        let mut contents = self.0.borrow_mut();
+        contents.operate()?;
+        Ok(contents.seen(island, key).map(|object| object.head.clone()))
+    }
+
+    fn vectors(
+        &self,
+        island: u32,
+        key: ObjectKey,
+        _head: &WeightsHead,
+    ) -> Result<Vec<Vec<f32>>, FolderError> {
+        let mut contents = self.0.borrow_mut();
+        contents.operate()?;
+        Ok(contents.seen(island, key).expect("its head was read").vectors.clone())
+    }
+
+    fn write(
+        &self,
+        key: ObjectKey,
+        head: &WeightsHead,
+        vectors: &[&[f32]],
+    ) -> Result<(), FolderError> {
+        let mut contents = self.0.borrow_mut();
+        let done = contents.operate();
+        if done.is_err() && !contents.draws.chance(WRITTEN_SHARE) {
+            return done;
+        }
+        if key.kind == WeightsKind::Sent {
+            contents.send_others(key, head, vectors[0]);
+        }
+        let vectors = vectors.iter().map(|vector| vector.to_vec()).collect();
+        let object = SimulatedObject { head: head.clone(), vectors, seen_from: contents.now };
+        contents.objects.insert((OWN, key), object);
+        done
+    }
+
+    fn remove_before(&self, key: ObjectKey) -> Result<(), FolderError> {
+        let mut contents = self.0.borrow_mut();
+        contents.operate()?;
+        contents.objects.retain(|(island, found), _| {
+            *island != OWN
+                || (found.kind, found.layer) != (key.kind, key.layer)
+                || found.version >= key.version
+        });
+        Ok(())
+    }
+}
+
+/// The exchanges of a process: what is near to it, and what others send.
+struct WorkerExchanges {
+    life: u64,
+    near: Exchange<SimulatedFolders>,
+    far: Exchange<SimulatedFolders>,
+}
+
+/// The exchange with another island in a life: none, if its cluster is alone.
+pub(super) struct LifeIslands {
+    expected: Option<(SimulatedIslands, ExchangeRun)>,
+    folders: SimulatedFolders,
+    exchanges: BTreeMap<NodeId, WorkerExchanges>,
+}
+
+impl LifeIslands {
+    pub(super) fn new(expected: Option<(SimulatedIslands, ExchangeRun)>, seed: u64) -> Self {
+        let contents = FolderContents {
+            objects: BTreeMap::new(),
+            draws: Draws::new(seed, DrawPurpose::IslandFaults),
+            now: VirtualTime(0),
+            is_calm: false,
+        };
+        let folders = SimulatedFolders(Rc::new(RefCell::new(contents)));
+        Self { expected, folders, exchanges: BTreeMap::new() }
+    }
+
+    /// The exchanges of a process, which begins without requests.
+    fn of_process(&mut self, (node, life): (NodeId, u64)) -> &mut WorkerExchanges {
+        let (_, run) = self.expected.as_ref().expect("an island");
+        let begin = || Exchange::new(self.folders.clone(), run.clone());
+        let begun = || WorkerExchanges { life, near: begin(), far: begin() };
+        let found = self.exchanges.entry(node).or_insert_with(begun);
+        if found.life != life {
+            *found = begun();
+        }
+        found
     }
 }
 
 impl Surroundings<'_> {
     /// A worker requests something of the folders.
-    /// Requests of a plan that ended are answered all the same: answers may be late.
     pub(super) fn request_of_islands(
         &mut self,
         (node, life): (NodeId, u64),
         request: OuterRequest,
     ) {
-        if let OuterRequest::Forget = request {
-            return;
+        if let OuterRequest::Publish { layer, version, weights } = &request {
+            self.check_published(*layer, *version, weights);
         }
         let is_late = !self.is_calm && self.draws_islands.chance(LATE_SHARE);
         let (least, most) = if is_late { LATE_US } else { ANSWER_US };
         let at = self.now.after(self.draws_islands.between(least, most));
-        let request = Box::new(request);
-        self.queue.push(at, WorldEvent::IslandAnswer { node, life, request });
-    }
-
-    /// What a request leads to; none if it is to be looked for again.
-    fn island_answer(&mut self, request: &OuterRequest) -> Option<RuntimeInput> {
-        let islands = self.islands.islands.clone().expect("an island");
-        match request {
-            OuterRequest::Forget => unreachable!("it is no request that is answered"),
-            OuterRequest::Publish { layer, version, weights } => {
-                let (layer, version) = (*layer, *version);
-                if !self.islands.published.insert((layer, version)) {
-                    self.mark(Marker::PublishedAgain);
-                }
-                let is_expected = islands.publish(layer, version, weights);
-                let may_differ = self.rewound_at > 0
-                    || [FaultClass::SilentErrors, FaultClass::Numbers, FaultClass::MajorityLost]
-                        .into_iter()
-                        .any(|class| self.case.options.has(class));
-                if !is_expected && !may_differ {
-                    let text =
-                        format!("layer {layer} is published at {version} with other weights");
-                    self.fail(LifeFailure::safety(Invariant::N1, text));
-                }
-                Some(RuntimeInput::Published { layer, version })
-            }
-            OuterRequest::Await { layer, round, is_owner } => {
-                let is_sent = self.islands.published.contains(&(*layer, round.sent));
-                if *is_owner && is_sent {
-                    self.islands.made.insert((*layer, round.mixed));
-                }
-                let is_made = self.islands.made.contains(&(*layer, round.mixed));
-                is_made.then(|| RuntimeInput::Outer(islands.outer(*layer, *round)))
+        let exchanges = self.islands.of_process((node, life));
+        match ExchangeSide::of(&request) {
+            ExchangeSide::Far => exchanges.far.handle(request),
+            ExchangeSide::Near => exchanges.near.handle(request),
+            ExchangeSide::Both => {
+                exchanges.far.handle(request.clone());
+                exchanges.near.handle(request);
             }
         }
+        self.queue.push(at, WorldEvent::IslandsPolled { node, life });
+    }
+
+    /// Weights that are published are those that the reference publishes, unless the run went back and may
+    /// have left out other steps.
+    fn check_published(&mut self, layer: LayerId, version: Step, weights: &[f32]) {
+        let (expected, _) = self.islands.expected.as_ref().expect("an island");
+        let may_differ = self.rewound_at > 0
+            || [FaultClass::SilentErrors, FaultClass::Numbers, FaultClass::MajorityLost]
+                .into_iter()
+                .any(|class| self.case.options.has(class));
+        let is_expected = expected.publish(layer, version, weights);
+        let key = ObjectKey { kind: WeightsKind::Sent, layer, version };
+        if self.islands.folders.0.borrow().objects.contains_key(&(OWN, key)) {
+            self.mark(Marker::PublishedAgain);
+        }
+        if !is_expected && !may_differ {
+            let text = format!("layer {layer} is published at {version} with other weights");
+            self.fail(LifeFailure::safety(Invariant::N1, text));
+        }
+    }
+
+    /// All that the exchanges of a process can do now, and whether something is left.
+    fn poll_islands(&mut self, process: (NodeId, u64)) -> (Vec<RuntimeInput>, bool) {
+        let mut contents = self.islands.folders.0.borrow_mut();
+        (contents.now, contents.is_calm) = (self.now, self.is_calm);
+        drop(contents);
+        let WorkerExchanges { near, far, .. } = self.islands.of_process(process);
+        let events: Vec<_> = near.poll().into_iter().chain(far.poll()).collect();
+        let is_busy = near.is_busy() || far.is_busy();
+        let mut inputs = Vec::new();
+        for event in events {
+            match event.into_input() {
+                Ok(input) => inputs.push(input),
+                // Where they may differ they do now and then, which was checked as they were sent.
+                Err(ExchangeEvent::Stays { .. }) => {}
+                Err(ExchangeEvent::Failed(ExchangeError::Folder { .. })) => {
+                    self.mark(Marker::IslandFolderFailed);
+                }
+                Err(event) => {
+                    let text = format!("an exchange between islands: {event}");
+                    self.fail(LifeFailure::safety(Invariant::N1, text));
+                }
+            }
+        }
+        (inputs, is_busy)
     }
 }
 
-/// A folder did what a process requested, if that runs yet. What a process requested before it ended
-/// may have been written, or not.
-pub(super) fn answer<M: StageFactory, S: BatchSource + Clone>(
+/// The exchanges of a process look into the folders, if it runs yet.
+pub(super) fn poll<M: StageFactory, S: BatchSource + Clone>(
     workers: &mut Workers<M, S>,
     env: &mut Surroundings<'_>,
     (node, life): (NodeId, u64),
-    request: OuterRequest,
 ) {
     let machine = workers.machines.get(&node);
     if !machine.is_some_and(|machine| machine.life == life && machine.process.is_some()) {
         return;
     }
-    match env.island_answer(&request) {
-        Some(input) => {
-            if let RuntimeInput::Outer(_) = &input {
-                env.mark(Marker::IslandsMixed);
-            }
-            workers.runtime_input(env, node, life, input);
+    let (inputs, is_busy) = env.poll_islands((node, life));
+    for input in inputs {
+        if let RuntimeInput::Outer(_) = &input {
+            env.mark(Marker::IslandsMixed);
         }
-        None => {
-            let request = Box::new(request);
-            let at = env.now.after(LOOK_US);
-            env.queue.push(at, WorldEvent::IslandAnswer { node, life, request });
-        }
+        workers.runtime_input(env, node, life, input);
+    }
+    if is_busy {
+        env.queue.push(env.now.after(LOOK_US), WorldEvent::IslandsPolled { node, life });
     }
 }

@@ -9,10 +9,11 @@ use zbelastic_consensus::codec;
 use zbelastic_consensus::job::{JobPhase, JobSpec};
 use zbelastic_consensus::pre_copy::PreCopyPlan;
 use zbelastic_consensus::session::WorkerEvent;
+use zbelastic_islands::ExchangeRun;
 use zbelastic_trainer::runtime::{PeerFrame, RuntimeOutput};
 use zbelastic_types::{ClusterId, NodeId};
 
-use super::island_folders::IslandFolders;
+use super::island_folders::LifeIslands;
 use super::numbers::NodeNumbers;
 use super::program_versions::ProgramVersions;
 use super::storm::{ArmedCrashPoint, Storm};
@@ -62,7 +63,7 @@ pub(super) struct Surroundings<'a> {
     pub(super) draws_pace: Draws,
     pub(super) draws_keepers: Draws,
     pub(super) draws_islands: Draws,
-    pub(super) islands: IslandFolders,
+    pub(super) islands: LifeIslands,
     pub(super) programs: ProgramVersions,
     pub(super) numbers: NodeNumbers,
     /// The rest of the time for long work.
@@ -91,7 +92,7 @@ impl<'a> Surroundings<'a> {
     /// At the beginning of a life.
     pub(super) fn new(
         case: &'a LifeCase,
-        (checker, islands): (InvariantChecker, Option<SimulatedIslands>),
+        (checker, islands): (InvariantChecker, Option<(SimulatedIslands, ExchangeRun)>),
         log: &'a mut EventLog,
     ) -> Self {
         let draws = |purpose| Draws::new(case.seed, purpose);
@@ -108,7 +109,7 @@ impl<'a> Surroundings<'a> {
             draws_pace: draws(DrawPurpose::Pace),
             draws_keepers: draws(DrawPurpose::Keepers),
             draws_islands: draws(DrawPurpose::IslandFolders),
-            islands: IslandFolders::new(islands),
+            islands: LifeIslands::new(islands, case.seed),
             programs: ProgramVersions::new(case.seed),
             numbers: NodeNumbers::new(&case.options),
             long_us_left: LONG_US_MAX,

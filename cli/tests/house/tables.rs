@@ -62,9 +62,10 @@ pub const FENCES: &[Fence] = &[
     ),
     fence(
         "bytemuck",
-        &["transport", "trainer"],
+        &["transport", "trainer", "islands"],
         &[],
         &[
+            "islands/src/",
             "trainer/src/digest.rs",
             "trainer/src/layer_image",
             "trainer/src/hf/weight_file.rs",

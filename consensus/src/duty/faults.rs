@@ -7,6 +7,7 @@ use zbelastic_types::{Generation, LayerId, Step};
 use crate::entry::Entry;
 use crate::job::JobChange;
 use crate::plan::PlanReason;
+use crate::state::State;
 
 /// Plans that could not load from a checkpoint, until another one is gone back to.
 pub const PLANS_FAILED_MAX: usize = 3;
@@ -115,6 +116,17 @@ impl UnreadCheckpoints {
         let is_bad = |failed: &FailedReads| failed.plans.len() >= PLANS_FAILED_MAX;
         let bad = self.failed.iter().filter(|(_, failed)| is_bad(failed));
         bad.map(|(version, _)| *version).collect()
+    }
+
+    /// The versions that the run can go back to, the newest first.
+    pub(super) fn versions_left(&self, state: &State) -> impl Iterator<Item = Step> {
+        let open = state.open_turn().step;
+        let base = state.history().base();
+        let bad = self.bad_checkpoints();
+        let is_usable =
+            move |version: &Step| (base..=open).contains(version) && !bad.contains(version);
+        let versions = state.checkpoints().iter().rev().map(|checkpoint| checkpoint.version);
+        versions.filter(is_usable).chain((base == Step(0)).then_some(Step(0)))
     }
 
     /// A checkpoint that is written anew can be read. Once a plan runs nothing is missed: what its layers

@@ -260,7 +260,8 @@ impl Duties {
             (LoadFault::Source, LayerSource::Checkpoint { version, .. }) => {
                 let missed_ticks = self.planning.unread.note_missed(*version, self.watch.now);
                 if !self.watch.have_members_changed() {
-                    let is_only = self.planning.is_only_version(state, *version);
+                    let unread = &self.planning.unread;
+                    let is_only = unread.versions_left(state).all(|other| other == *version);
                     if self.watch.awaits_disks(missed_ticks, is_only) {
                         self.loads.note_failed(holder);
                         return Ok(());

@@ -136,26 +136,10 @@ impl Planning {
         if watch.is_in_flight(ProposalLane::Job) {
             return None;
         }
-        let Some(to) = self.versions_to_go_back_to(state).next() else {
+        let Some(to) = self.unread.versions_left(state).next() else {
             return Some(Entry::Job(JobChange::Halt(HaltReason::NothingToRestore)));
         };
         Some(Entry::Rewind { generation, to, reason: RewindReason::StateDiffers { layer } })
-    }
-
-    /// The versions that the run can go back to, the newest first.
-    fn versions_to_go_back_to(&self, state: &State) -> impl Iterator<Item = Step> {
-        let open = state.open_turn().step;
-        let base = state.history().base();
-        let bad = self.unread.bad_checkpoints();
-        let is_usable =
-            move |version: &Step| (base..=open).contains(version) && !bad.contains(version);
-        let versions = state.checkpoints().iter().rev().map(|checkpoint| checkpoint.version);
-        versions.filter(is_usable).chain((base == Step(0)).then_some(Step(0)))
-    }
-
-    /// Whether the run can go back to this version alone.
-    pub(super) fn is_only_version(&self, state: &State, version: Step) -> bool {
-        self.versions_to_go_back_to(state).all(|other| other == version)
     }
 
     /// A standstill that has lasted for longer than workers that come and go are waited for.

@@ -128,6 +128,20 @@ impl OuterConfig {
         OuterWeights { layer, version: round.mixed, weights, local_share }
     }
 
+    /// Rounds of each layer that an island goes back over at most, to the oldest checkpoint that it may
+    /// have, where checkpoints are made in so many steps and so many are kept: none if that is the
+    /// beginning. A run is held after three checkpoints that could not be written, so there may be none
+    /// behind as many more.
+    #[must_use]
+    pub fn rounds_kept(&self, checkpoint_every: u64, checkpoints_kept: u32) -> Option<u64> {
+        /// Of checkpoints that could not be written.
+        const UNWRITTEN_MAX: u64 = 3;
+        let checkpoints = u64::from(checkpoints_kept) + UNWRITTEN_MAX;
+        let steps = checkpoint_every.checked_mul(checkpoints).filter(|steps| *steps > 0)?;
+        // The round under way, and the one whose state it goes on from.
+        Some(steps.div_ceil(self.every) + 2)
+    }
+
     /// The step whose batches of an undivided run this island trains on in its own `step`: islands
     /// deal them out in turn.
     #[must_use]

@@ -134,7 +134,8 @@ pub fn plan_memory<B: ByteCounts>(
             (DeviceSizes::Processors(_), true) => exchange_bytes(&specs, plan, stage),
             (DeviceSizes::Processors(_) | DeviceSizes::Cuda(_), _) => Bytes(0),
         };
-        StageMemory { copies, exchange, ..stage_memory(backend, model, optimizer, plan, stage) }
+        let own = memory_of_layers(backend, (model, &specs), optimizer, plan, stage);
+        StageMemory { copies, exchange, ..own }
     };
     stages().map(with_copies).collect()
 }
@@ -308,7 +309,17 @@ pub fn stage_memory<B: ByteCounts>(
     plan: &Plan,
     stage: StageIndex,
 ) -> StageMemory {
-    let specs = model_layers(model);
+    memory_of_layers(backend, (model, &model_layers(model)), optimizer, plan, stage)
+}
+
+/// The same, of a model with these layers.
+fn memory_of_layers<B: ByteCounts>(
+    backend: &B,
+    (model, specs): (&ModelConfig, &[LayerSpec]),
+    optimizer: OptimizerKind,
+    plan: &Plan,
+    stage: StageIndex,
+) -> StageMemory {
     let mut state = Bytes(0);
     let mut messages = Bytes(0);
     for (chunk, layers) in plan.chunks_of(stage) {
