@@ -58,6 +58,11 @@ impl SimulatedIslands {
         bits(found) == bits(weights)
     }
 
+    /// These weights are durable, and those that others make outer steps of.
+    pub fn replace(&self, layer: LayerId, version: Step, weights: &[f32]) {
+        self.0.borrow_mut().weights.insert((layer, version), weights.to_vec());
+    }
+
     /// The outer weights that are mixed into this version, if any are.
     #[must_use]
     pub fn mixed_at(&self, layer: LayerId, version: Step) -> Option<OuterWeights> {

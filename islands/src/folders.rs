@@ -127,8 +127,11 @@ impl ObjectFolders {
 /// one, and a slow link carries it before the request is given up.
 const PART_FLOATS: usize = 2 << 20;
 
-fn part_key(key: ObjectKey, part: usize) -> String {
-    format!("{key}-{part:05}")
+/// The name of a part, with the beginning of the hash in the head: a head that another process overwrites never
+/// names parts of that one.
+fn part_key(key: ObjectKey, head: &WeightsHead, part: usize) -> String {
+    let [a, b, c, d, ..] = head.contents;
+    format!("{key}-{:08x}-{part:05}", u32::from_be_bytes([a, b, c, d]))
 }
 
 impl IslandFolders for ObjectFolders {
@@ -147,7 +150,7 @@ impl IslandFolders for ObjectFolders {
         let mut vectors = vec![vec![0.0_f32; head.floats as usize]; key.kind.vectors()];
         let parts = vectors.iter_mut().flat_map(|vector| vector.chunks_mut(PART_FLOATS));
         for (part, floats) in parts.enumerate() {
-            match folder.get_exact(&part_key(key, part), bytemuck::cast_slice_mut(floats)) {
+            match folder.get_exact(&part_key(key, head, part), bytemuck::cast_slice_mut(floats)) {
                 Ok(true) => {}
                 Ok(false) | Err(RemoteError::Short { .. }) => {
                     return Err(ObjectError::Part { part }.into());
@@ -169,7 +172,7 @@ impl IslandFolders for ObjectFolders {
     ) -> Result<(), FolderError> {
         let parts = vectors.iter().flat_map(|vector| vector.chunks(PART_FLOATS));
         for (part, floats) in parts.enumerate() {
-            self.own().put(&part_key(key, part), bytemuck::cast_slice(floats))?;
+            self.own().put(&part_key(key, head, part), bytemuck::cast_slice(floats))?;
         }
         Ok(self.own().put(&key.to_string(), &head.encode()?)?)
     }

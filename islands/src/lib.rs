@@ -6,7 +6,7 @@
 //! ```text
 //!   sent/<layer>/<version>     an island's own weights of a version, for the others
 //!   outer/<layer>/<version>    the state of the outer optimizer that was mixed into a version
-//!     ...-<part>               their floats (little endian), in parts of 8 MiB; the object itself is a head
+//!     ...-<hash>-<part>        their floats (little endian), in parts of 8 MiB; the object itself is a head
 //!                              with their hash, and is written last
 //! ```
 //!

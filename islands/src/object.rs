@@ -21,6 +21,8 @@ const HASH_LINE: usize = 65;
 /// Bytes of a head at most: three hashes and some numbers.
 pub(crate) const HEAD_BYTES_MAX: usize = 256;
 
+const _: () = assert!(cfg!(target_endian = "little"), "floats are written as they lie in memory");
+
 /// What an object is of.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WeightsHead {

@@ -40,6 +40,26 @@ fn head(version: u64, vectors: &[&[f32]]) -> WeightsHead {
     }
 }
 
+fn hex(hash: [u8; 32]) -> String {
+    hash.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Two processes that write one version at once leave one of them whole, whatever the order.
+#[test]
+fn a_head_names_its_own_parts() {
+    let root = tempfile::tempdir().expect("a folder");
+    let folders = folders(root.path());
+    let objects = [[1.0_f32; 9], [2.0; 9]];
+    for floats in &objects {
+        folders.write(key(4), &head(4, &[floats]), &[floats]).expect("room");
+    }
+    let first = head(4, &[&objects[0]]);
+    let path = root.path().join("a").join(key(4).to_string());
+    fs::write(path, first.encode().expect("a form")).expect("room");
+    let found = folders.head(0, key(4)).expect("readable").expect("it is there");
+    assert_eq!(folders.vectors(0, key(4), &found).expect("whole"), [objects[0].to_vec()]);
+}
+
 fn floats(count: usize) -> Vec<f32> {
     (0..count).map(|index| index as f32).collect()
 }
@@ -82,7 +102,8 @@ fn a_part_that_is_missing_or_damaged_is_noticed_and_old_versions_are_removed() {
     let head = folders.head(0, key(12)).expect("readable").expect("it is there");
     let is_damaged = || matches!(folders.vectors(0, key(12), &head), Err(FolderError::Object(_)));
     assert!(!is_damaged());
-    let part = root.path().join("a").join(format!("{}-00000", key(12)));
+    let part = format!("{}-{}-00000", key(12), &hex(head.contents)[..8]);
+    let part = root.path().join("a").join(part);
     let mut bytes = fs::read(&part).expect("a part");
     bytes[100] ^= 1;
     fs::write(&part, &bytes).expect("room");

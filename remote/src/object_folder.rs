@@ -109,7 +109,18 @@ impl ObjectFolder {
             return get_file_exact(&folder.join(key), into);
         }
         let expected = into.len();
-        let Some(bytes) = self.get(key, expected)? else { return Ok(false) };
+        let found = self.get(key, expected).map_err(|error| match error {
+            // Not the object is short, but the answer.
+            RemoteError::Short { expected: size, found } if size == expected as u64 => {
+                let reason = format!("{key}: {found} bytes came of {size}");
+                RemoteError::Other { reason }
+            }
+            RemoteError::Short { expected: size, .. } => {
+                RemoteError::Short { expected: expected as u64, found: size }
+            }
+            error => error,
+        });
+        let Some(bytes) = found? else { return Ok(false) };
         check_length(bytes.len() as u64, expected)?;
         into.copy_from_slice(&bytes);
         Ok(true)

@@ -149,7 +149,17 @@ fn what_fits_alone_may_not_fit_as_one_of_several_islands() {
         let trained: Vec<_> = ids.map(|layer| layers[layer as usize].trained_floats()).collect();
         let held = 3 * trained.iter().sum::<usize>();
         let outer_step = 6 * trained.iter().max().expect("layers");
-        assert_eq!(memory.exchange, Bytes::of_f32(held + outer_step), "stage {stage}");
+        assert_eq!(memory.islands, Bytes::of_f32(held + outer_step), "stage {stage}");
+    }
+    // What is mixed into copies, and one that is read for it.
+    let copied =
+        choose(&backend, ChooseRequest { copies: 1, ..island }).expect("no limit: it fits");
+    let plain = choose(&backend, ChooseRequest { copies: 1, ..alone }).expect("no limit: it fits");
+    let largest = layers.iter().map(|layer| layer.trained_floats()).max().expect("layers");
+    for (stage, (copied, plain)) in copied.memory.iter().zip(&plain.memory).enumerate() {
+        let read = Bytes::of_f32(3 * largest);
+        assert_eq!(copied.islands, choice.memory[stage].islands + read, "stage {stage}");
+        assert!(copied.copies > plain.copies, "stage {stage}");
     }
     let fits = choose(&backend, alone).expect("no limit: it fits").prediction.stage_bytes;
     let limits = [fits; 4];
@@ -157,7 +167,7 @@ fn what_fits_alone_may_not_fit_as_one_of_several_islands() {
     choose(&backend, ChooseRequest { stage_bytes_max: &limits, ..island })
         .expect_err("memory does not hold what is exchanged");
     let device = choose(&DeviceSizes::Cuda(Precision::F32), island).expect("no limit: it fits");
-    assert!(device.memory.iter().all(|memory| memory.exchange == Bytes(0)), "it is in the host's");
+    assert!(device.memory.iter().all(|memory| memory.islands == Bytes(0)), "it is in the host's");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! of its workers with them.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
 use zbelastic_islands::{
@@ -49,6 +49,8 @@ struct SimulatedObject {
 
 /// What lies in the folders.
 struct FolderContents {
+    /// The reference, which goes by what the folders have.
+    expected: Option<SimulatedIslands>,
     objects: BTreeMap<(u32, ObjectKey), SimulatedObject>,
     draws: Draws,
     now: VirtualTime,
@@ -66,6 +68,26 @@ impl FolderContents {
             return Err(FolderError::Remote(RemoteError::Other { reason }));
         }
         Ok(())
+    }
+
+    /// An object is in this island's folder. What lies there stays (I1).
+    fn insert(&mut self, key: ObjectKey, head: &WeightsHead, vectors: &[&[f32]]) {
+        if let Some(found) = self.objects.get(&(OWN, key)) {
+            assert_eq!(&found.head, head, "{key} was written before (I1)");
+            return;
+        }
+        let is_first_state = key.kind == WeightsKind::Outer && key.version == Step(0);
+        if let Some(expected) = self.expected.as_ref()
+            && (key.kind == WeightsKind::Sent || is_first_state)
+        {
+            expected.replace(key.layer, key.version, vectors[0]);
+        }
+        if key.kind == WeightsKind::Sent {
+            self.send_others(key, head, vectors[0]);
+        }
+        let vectors = vectors.iter().map(|vector| vector.to_vec()).collect();
+        let object = SimulatedObject { head: head.clone(), vectors, seen_from: self.now };
+        self.objects.insert((OWN, key), object);
     }
 
     /// Where this island sends weights, so does the other one, sooner or later.
@@ -96,11 +118,13 @@ impl IslandFolders for SimulatedFolders {
         &self,
         island: u32,
         key: ObjectKey,
-        _head: &WeightsHead,
+        head: &WeightsHead,
     ) -> Result<Vec<Vec<f32>>, FolderError> {
         let mut contents = self.0.borrow_mut();
         contents.operate()?;
-        Ok(contents.seen(island, key).expect("its head was read").vectors.clone())
+        let found = contents.seen(island, key).expect("its head was read");
+        assert_eq!(&found.head, head, "the head of {key}");
+        Ok(found.vectors.clone())
     }
 
     fn write(
@@ -114,12 +138,7 @@ impl IslandFolders for SimulatedFolders {
         if done.is_err() && !contents.draws.chance(WRITTEN_SHARE) {
             return done;
         }
-        if key.kind == WeightsKind::Sent {
-            contents.send_others(key, head, vectors[0]);
-        }
-        let vectors = vectors.iter().map(|vector| vector.to_vec()).collect();
-        let object = SimulatedObject { head: head.clone(), vectors, seen_from: contents.now };
-        contents.objects.insert((OWN, key), object);
+        contents.insert(key, head, vectors);
         done
     }
 
@@ -138,8 +157,28 @@ impl IslandFolders for SimulatedFolders {
 /// The exchanges of a process: what is near to it, and what others send.
 struct WorkerExchanges {
     life: u64,
+    /// Requests in order, each with when it reaches the exchange.
+    requests: VecDeque<(VirtualTime, OuterRequest)>,
+    /// When folders are looked into again.
+    looks_at: Option<VirtualTime>,
     near: Exchange<SimulatedFolders>,
     far: Exchange<SimulatedFolders>,
+}
+
+impl WorkerExchanges {
+    /// Requests that have reached the exchanges by now are theirs.
+    fn hand_over(&mut self, now: VirtualTime) {
+        while let Some((_, request)) = self.requests.pop_front_if(|(at, _)| *at <= now) {
+            match ExchangeSide::of(&request) {
+                ExchangeSide::Far => self.far.handle(request),
+                ExchangeSide::Near => self.near.handle(request),
+                ExchangeSide::Both => {
+                    self.far.handle(request.clone());
+                    self.near.handle(request);
+                }
+            }
+        }
+    }
 }
 
 /// The exchange with another island in a life: none, if its cluster is alone.
@@ -152,6 +191,7 @@ pub(super) struct LifeIslands {
 impl LifeIslands {
     pub(super) fn new(expected: Option<(SimulatedIslands, ExchangeRun)>, seed: u64) -> Self {
         let contents = FolderContents {
+            expected: expected.as_ref().map(|(islands, _)| islands.clone()),
             objects: BTreeMap::new(),
             draws: Draws::new(seed, DrawPurpose::IslandFaults),
             now: VirtualTime(0),
@@ -165,7 +205,13 @@ impl LifeIslands {
     fn of_process(&mut self, (node, life): (NodeId, u64)) -> &mut WorkerExchanges {
         let (_, run) = self.expected.as_ref().expect("an island");
         let begin = || Exchange::new(self.folders.clone(), run.clone());
-        let begun = || WorkerExchanges { life, near: begin(), far: begin() };
+        let begun = || WorkerExchanges {
+            life,
+            requests: VecDeque::new(),
+            looks_at: None,
+            near: begin(),
+            far: begin(),
+        };
         let found = self.exchanges.entry(node).or_insert_with(begun);
         if found.life != life {
             *found = begun();
@@ -187,15 +233,10 @@ impl Surroundings<'_> {
         let is_late = !self.is_calm && self.draws_islands.chance(LATE_SHARE);
         let (least, most) = if is_late { LATE_US } else { ANSWER_US };
         let at = self.now.after(self.draws_islands.between(least, most));
-        let exchanges = self.islands.of_process((node, life));
-        match ExchangeSide::of(&request) {
-            ExchangeSide::Far => exchanges.far.handle(request),
-            ExchangeSide::Near => exchanges.near.handle(request),
-            ExchangeSide::Both => {
-                exchanges.far.handle(request.clone());
-                exchanges.near.handle(request);
-            }
-        }
+        let requests = &mut self.islands.of_process((node, life)).requests;
+        // None overtakes another.
+        let at = requests.back().map_or(at, |(before, _)| at.max(*before));
+        requests.push_back((at, request));
         self.queue.push(at, WorldEvent::IslandsPolled { node, life });
     }
 
@@ -218,14 +259,22 @@ impl Surroundings<'_> {
         }
     }
 
-    /// All that the exchanges of a process can do now, and whether something is left.
-    fn poll_islands(&mut self, process: (NodeId, u64)) -> (Vec<RuntimeInput>, bool) {
+    /// All that the exchanges of a process can do now. They look again while something is left.
+    fn poll_islands(&mut self, (node, life): (NodeId, u64)) -> Vec<RuntimeInput> {
         let mut contents = self.islands.folders.0.borrow_mut();
         (contents.now, contents.is_calm) = (self.now, self.is_calm);
         drop(contents);
-        let WorkerExchanges { near, far, .. } = self.islands.of_process(process);
+        let now = self.now;
+        let exchanges = self.islands.of_process((node, life));
+        exchanges.hand_over(now);
+        let WorkerExchanges { near, far, looks_at, .. } = exchanges;
         let events: Vec<_> = near.poll().into_iter().chain(far.poll()).collect();
         let is_busy = near.is_busy() || far.is_busy();
+        if is_busy && looks_at.is_none_or(|at| at <= now) {
+            let at = now.after(LOOK_US);
+            *looks_at = Some(at);
+            self.queue.push(at, WorldEvent::IslandsPolled { node, life });
+        }
         let mut inputs = Vec::new();
         for event in events {
             match event.into_input() {
@@ -241,7 +290,7 @@ impl Surroundings<'_> {
                 }
             }
         }
-        (inputs, is_busy)
+        inputs
     }
 }
 
@@ -255,14 +304,10 @@ pub(super) fn poll<M: StageFactory, S: BatchSource + Clone>(
     if !machine.is_some_and(|machine| machine.life == life && machine.process.is_some()) {
         return;
     }
-    let (inputs, is_busy) = env.poll_islands((node, life));
-    for input in inputs {
+    for input in env.poll_islands((node, life)) {
         if let RuntimeInput::Outer(_) = &input {
             env.mark(Marker::IslandsMixed);
         }
         workers.runtime_input(env, node, life, input);
-    }
-    if is_busy {
-        env.queue.push(env.now.after(LOOK_US), WorldEvent::IslandsPolled { node, life });
     }
 }

@@ -269,10 +269,10 @@ fn machine_failure(
                 .hint(format!("with --set elastic.copies=0 it takes {without}, and {fits}"));
         failure.details.push(detail);
     }
-    let exchange: Bytes = stages.iter().map(|stage| stage.exchange).sum();
-    if exchange > Bytes(0) {
+    let islands: Bytes = stages.iter().map(|stage| stage.islands).sum();
+    if islands > Bytes(0) {
         let detail =
-            FailureDetail::new(format!("weights that islands exchange take {exchange} of it"))
+            FailureDetail::new(format!("weights that islands exchange take {islands} of it"))
                 .why("in the last round all layers are sent")
                 .hint("an island with workers on several machines, with `init` and `join`");
         failure.details.push(detail);
@@ -306,7 +306,7 @@ mod tests {
             scratch: none,
             messages: none,
             copies: none,
-            exchange: none,
+            islands: none,
             fixed: none,
             offload: none,
         }
@@ -368,7 +368,7 @@ mod tests {
         assert!(text(8).contains("still does not fit"), "{}", text(8));
         let bare = machine_failure(&[stage(5)], (Bytes(5), Bytes(4)), &model).to_string();
         assert!(!bare.contains("copies") && !bare.contains("islands"), "{bare}");
-        let island = [StageMemory { exchange: Bytes(2), ..stage(5) }];
+        let island = [StageMemory { islands: Bytes(2), ..stage(5) }];
         let text = machine_failure(&island, (Bytes(7), Bytes(6)), &model).to_string();
         assert!(text.contains("that islands exchange take 2 B of it"), "{text}");
     }

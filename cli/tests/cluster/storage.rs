@@ -30,6 +30,11 @@ fn chunks(cluster: &SpawnedCluster, node: &str) -> usize {
     files(&cluster.root.path().join(node).join("store/chunks"))
 }
 
+/// Nothing is left to be removed afterwards: files stay where they are.
+fn collect(cluster: &SpawnedCluster) {
+    cluster.wait("an answer", |cluster| cluster.query(|client| client.collect()));
+}
+
 fn newest_checkpoint(cluster: &SpawnedCluster) -> Option<u64> {
     cluster.status()?.checkpoints.last().map(|found| found.step)
 }
@@ -114,6 +119,7 @@ fn what_rots_at_rest_is_found_and_mended_from_others() {
     let mut cluster = SpawnedCluster::new();
     cluster.begin(&["a", "b"], STEPS);
     cluster.digest(STEPS);
+    collect(&cluster);
     let folder = cluster.root.path().join("controller/store/chunks");
     let path = paths(&folder).into_iter().next().expect("it keeps the last checkpoint");
     let sound = fs::read(&path).expect("readable");
@@ -131,6 +137,7 @@ fn layers_are_exported_although_the_controllers_copies_are_damaged() {
     let mut cluster = SpawnedCluster::new();
     cluster.begin(&["a", "b"], STEPS);
     cluster.digest(STEPS);
+    collect(&cluster);
     let folder = cluster.root.path().join("controller/store/chunks");
     let read = |path: PathBuf| fs::read(&path).map(|bytes| (path, bytes)).expect("readable");
     let sound: Vec<(PathBuf, Vec<u8>)> = paths(&folder).into_iter().map(read).collect();

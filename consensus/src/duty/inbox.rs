@@ -259,14 +259,17 @@ impl Duties {
             // and a member that came leads to a plan that reads again.
             (LoadFault::Source, LayerSource::Checkpoint { version, .. }) => {
                 let missed_ticks = self.planning.unread.note_missed(*version, self.watch.now);
+                let unread = &self.planning.unread;
+                let is_only = unread.versions_left(state).all(|other| other == *version);
                 if !self.watch.have_members_changed() {
-                    let unread = &self.planning.unread;
-                    let is_only = unread.versions_left(state).all(|other| other == *version);
-                    if self.watch.awaits_disks(missed_ticks, is_only) {
-                        self.loads.note_failed(holder);
-                        return Ok(());
+                    match self.watch.awaits_disks(missed_ticks, is_only) {
+                        true if is_only && self.watch.reads_again() => {}
+                        true => {
+                            self.loads.note_failed(holder);
+                            return Ok(());
+                        }
+                        false => self.planning.unread.note_failed(*version, generation),
                     }
-                    self.planning.unread.note_failed(*version, generation);
                 }
             }
             // R10: a layer that others hold is given up when neither they nor the worker that needs

@@ -15,6 +15,9 @@ use crate::mutant::{self, Mutant};
 use crate::state::State;
 use crate::validation::Turn;
 
+/// Plans that read the only checkpoint again while it is waited for: a read may fail once.
+const REREADS_MAX: u64 = 10;
+
 /// Kinds of proposals, each of which is made at most once at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum ProposalLane {
@@ -122,6 +125,12 @@ impl DutyWatch {
                 missed_ticks < progress_ticks && self.absent.awaits_disks(self.now, progress_ticks)
             }
         }
+    }
+
+    /// Whether the plan in force is old enough for another one that reads the only checkpoint again.
+    pub(super) fn reads_again(&self) -> bool {
+        let pause = u64::from(self.timing.progress_ticks) / REREADS_MAX;
+        self.now - self.planned_at > pause
     }
 
     /// Whether members changed since the plan in force was agreed on.

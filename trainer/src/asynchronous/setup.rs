@@ -201,7 +201,7 @@ impl AsyncPlan {
             scratch,
             messages,
             copies: none,
-            exchange: none,
+            islands: none,
             fixed: none,
             offload: none,
         };

@@ -34,9 +34,9 @@ pub struct StageMemory {
     /// Copies of other stages' layers, the largest that it may have to keep; on a processor their
     /// gradients on their way here too.
     pub copies: Bytes,
-    /// What an exchange with other islands holds of weights in the host's memory, where that is the limit: in the
-    /// last round it is of all layers.
-    pub exchange: Bytes,
+    /// Weights that an exchange with other islands holds, where the host's memory is the limit: in the last
+    /// round of all layers.
+    pub islands: Bytes,
     /// Memory that a device needs beside these: scratch of single operations, the workspace of
     /// products, and the rest of the pages that it hands out.
     pub fixed: Bytes,
@@ -79,7 +79,7 @@ impl StageMemory {
     /// Every part but the offloaded activations.
     #[must_use]
     pub fn total(&self) -> Bytes {
-        self.device() + self.messages + self.copies + self.exchange + self.fixed
+        self.device() + self.messages + self.copies + self.islands + self.fixed
     }
 }
 
@@ -111,10 +111,16 @@ pub fn plan_memory<B: ByteCounts>(
 ) -> Vec<StageMemory> {
     let stages = || (0..plan.program.placement.stage_count()).map(StageIndex);
     let specs = model_layers(model);
+    let is_exchanged = match backend.sizes() {
+        DeviceSizes::Processors(_) => beside.is_island,
+        DeviceSizes::Cuda(_) => false,
+    };
     let of_chunk = |layers: &LayerRange| {
         let of_layer = |layer: u32| {
             let spec = &specs[layer as usize];
-            copy_bytes(backend, spec, optimizer) + arriving_bytes(backend, spec)
+            let copy = copy_bytes(backend, spec, optimizer) + arriving_bytes(backend, spec);
+            let mixed = if is_exchanged { spec.trained_floats() } else { 0 };
+            copy + Bytes::of_f32(mixed)
         };
         layers.ids().map(of_layer).sum()
     };
@@ -130,25 +136,28 @@ pub fn plan_memory<B: ByteCounts>(
         others.remove(stage.index());
         others.sort_unstable();
         let copies = others.into_iter().rev().take(beside.copies as usize).sum();
-        let exchange = match (backend.sizes(), beside.is_island) {
-            (DeviceSizes::Processors(_), true) => exchange_bytes(&specs, plan, stage),
-            (DeviceSizes::Processors(_) | DeviceSizes::Cuda(_), _) => Bytes(0),
+        let islands = match is_exchanged {
+            true => islands_bytes(&specs, plan, (stage, beside.copies)),
+            false => Bytes(0),
         };
         let own = memory_of_layers(backend, (model, &specs), optimizer, plan, stage);
-        StageMemory { copies, exchange, ..own }
+        StageMemory { copies, islands, ..own }
     };
     stages().map(with_copies).collect()
 }
 
-/// Floats of a trained one that an owner of a layer holds in an exchange: what is sent, the sum of what came,
-/// and what is mixed in. Others hold what is mixed in.
+/// Floats that the owner of a layer holds for each trained parameter at most: what is sent, the sum of what
+/// came, and what is mixed in. Others hold what is mixed in.
 const EXCHANGED_FLOATS: usize = 3;
-/// Floats of a trained one in an outer step: the state before it with its momentum, the state behind it, the
-/// weights of another island, and the outcome on its way. Layers come one after the other.
+/// The same in an outer step: the state before it with its momentum, the state behind it, the weights of
+/// another island, and the outcome on its way. Layers come one after the other.
 const OUTER_STEP_FLOATS: usize = 6;
+/// The same of a layer whose copy is kept: the outer state as it is read, and the outcome on its way.
+const OUTER_READ_FLOATS: usize = 3;
 
-/// What an exchange with other islands holds at most, which is in the last round: of all layers.
-fn exchange_bytes(specs: &[LayerSpec], plan: &Plan, stage: StageIndex) -> Bytes {
+/// What an exchange with other islands holds at most, which is in the last round: of all layers. What is mixed
+/// into copies is counted with them.
+fn islands_bytes(specs: &[LayerSpec], plan: &Plan, (stage, copies): (StageIndex, u32)) -> Bytes {
     let (mut held, mut largest) = (0, 0);
     for (chunk, layers) in plan.chunks_of(stage) {
         let is_owner = plan.placement().replica_of(chunk) == 0;
@@ -158,7 +167,9 @@ fn exchange_bytes(specs: &[LayerSpec], plan: &Plan, stage: StageIndex) -> Bytes 
             largest = largest.max(floats);
         }
     }
-    Bytes::of_f32(held + OUTER_STEP_FLOATS * largest)
+    let of_any = specs.iter().map(LayerSpec::trained_floats).max().unwrap_or(0);
+    let read = if copies > 0 { OUTER_READ_FLOATS * of_any } else { 0 };
+    Bytes::of_f32(held + OUTER_STEP_FLOATS * largest + read)
 }
 
 /// The memory of one pass over a chunk while it is alive.
@@ -355,7 +366,7 @@ fn memory_of_layers<B: ByteCounts>(
         scratch: angle_bytes(backend, model, &cut),
         messages,
         copies: Bytes(0),
-        exchange: Bytes(0),
+        islands: Bytes(0),
         fixed: Bytes(0),
         offload: offload_claims(backend, model, plan, stage).iter().map(OffloadClaim::bytes).sum(),
     };

@@ -181,7 +181,7 @@ fn shifts(boundary_count: usize) -> Vec<BoundaryShift> {
 
 #[cfg(test)]
 mod tests {
-    use super::{PartitionCost, PartitionSearch, partition};
+    use super::{PartitionCost, PartitionSearch, ROUNDINGS, partition};
     use proptest::prelude::{ProptestConfig, prop, prop_assert, proptest};
     use proptest::test_runner::RngSeed;
     use zbelastic_schedule::Placement;
@@ -287,6 +287,9 @@ mod tests {
         let (busiest, _, _) = cost(&work, &placement, &ends(&work, &placement));
         let share = work.iter().sum::<f64>() / 250.0;
         assert!(busiest < share + 1.0, "{busiest} of {share}");
+        let search = PartitionSearch::new(&work, &placement, &[1.0; 250]);
+        let begun = ROUNDINGS.map(|rounding| search.cost(&search.equal_shares(rounding)).0);
+        assert!(begun.iter().all(|begun| busiest < *begun), "{busiest}, from {begun:?}");
     }
 
     proptest! {
