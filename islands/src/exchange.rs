@@ -33,6 +33,12 @@ struct IslandSum {
     sum: Option<Vec<f32>>,
 }
 
+/// An object that was read whole.
+struct ReadObject {
+    head: WeightsHead,
+    vectors: Vec<Vec<f32>>,
+}
+
 /// The exchange of one worker with other islands.
 pub struct Exchange<F> {
     folders: F,
@@ -160,8 +166,8 @@ impl<F: IslandFolders> Exchange<F> {
             return self.begin_with(layer, version, weights).map(|()| false);
         };
         let key = ObjectKey { kind: WeightsKind::Sent, layer, version };
-        if let Some((_, found)) = self.own(key)? {
-            let is_same = found.first().is_some_and(|found| is_equal(found, weights));
+        if let Some(found) = self.own(key)? {
+            let is_same = found.vectors.first().is_some_and(|found| is_equal(found, weights));
             return Ok(!is_same);
         }
         let before = self.state_hash(layer, round.before)?;
@@ -248,7 +254,7 @@ impl<F: IslandFolders> Exchange<F> {
     /// The outer state of a version, if it is there and whole.
     fn state_at(&self, layer: LayerId, version: Step) -> Result<Option<OuterState>, ExchangeError> {
         let key = ObjectKey { kind: WeightsKind::Outer, layer, version };
-        let Some((head, vectors)) = self.own(key)? else { return Ok(None) };
+        let Some(ReadObject { head, vectors }) = self.own(key)? else { return Ok(None) };
         let mut vectors = vectors.into_iter();
         let state = vectors.next().zip(vectors.next()).map(|(weights, momentum)| {
             let verdict = if head.is_skipped { OuterVerdict::Skip } else { OuterVerdict::Keep };
@@ -312,10 +318,12 @@ impl<F: IslandFolders> Exchange<F> {
 
     /// An object of this island with its vectors. One that is damaged, as by a process that was killed while
     /// another wrote it too, is not there: it is written again.
-    fn own(&self, key: ObjectKey) -> Result<Option<(WeightsHead, Vec<Vec<f32>>)>, ExchangeError> {
+    fn own(&self, key: ObjectKey) -> Result<Option<ReadObject>, ExchangeError> {
         let island = self.island();
         let found = self.checked_head(island, key).and_then(|head| {
-            head.map(|head| Ok((head.clone(), self.vectors(island, key, &head)?))).transpose()
+            let Some(head) = head else { return Ok(None) };
+            let vectors = self.vectors(island, key, &head)?;
+            Ok(Some(ReadObject { head, vectors }))
         });
         match found {
             Err(ExchangeError::Folder { error: FolderError::Object(_), .. }) => Ok(None),

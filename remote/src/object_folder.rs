@@ -109,17 +109,16 @@ impl ObjectFolder {
             return get_file_exact(&folder.join(key), into);
         }
         let expected = into.len();
-        let found = self.get(key, expected).map_err(|error| match error {
+        let found = match self.get(key, expected) {
             // Not the object is short, but the answer.
-            RemoteError::Short { expected: size, found } if size == expected as u64 => {
-                let reason = format!("{key}: {found} bytes came of {size}");
-                RemoteError::Other { reason }
+            Err(RemoteError::Short { expected: size, found }) if size == expected as u64 => {
+                Err(RemoteError::Other { reason: format!("{key}: {found} bytes came of {size}") })
             }
-            RemoteError::Short { expected: size, .. } => {
-                RemoteError::Short { expected: expected as u64, found: size }
+            Err(RemoteError::Short { expected: size, .. }) => {
+                Err(RemoteError::Short { expected: expected as u64, found: size })
             }
-            error => error,
-        });
+            found => found,
+        };
         let Some(bytes) = found? else { return Ok(false) };
         check_length(bytes.len() as u64, expected)?;
         into.copy_from_slice(&bytes);

@@ -168,7 +168,8 @@ struct WorkerExchanges {
 impl WorkerExchanges {
     /// Requests that have reached the exchanges by now are theirs.
     fn hand_over(&mut self, now: VirtualTime) {
-        while let Some((_, request)) = self.requests.pop_front_if(|(at, _)| *at <= now) {
+        let arrived = self.requests.iter().take_while(|(at, _)| *at <= now).count();
+        for (_, request) in self.requests.drain(..arrived) {
             match ExchangeSide::of(&request) {
                 ExchangeSide::Far => self.far.handle(request),
                 ExchangeSide::Near => self.near.handle(request),
