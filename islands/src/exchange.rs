@@ -311,7 +311,7 @@ impl<F: IslandFolders> Exchange<F> {
         let Some(oldest) = version.0.checked_sub(steps) else { return Ok(()) };
         for kind in [WeightsKind::Sent, WeightsKind::Outer] {
             let key = ObjectKey { kind, layer, version: Step(oldest) };
-            self.folders.remove_before(key).map_err(|error| self.own_failed(key, error))?;
+            self.folders.remove_before(key).map_err(failed(self.island(), key))?;
         }
         Ok(())
     }
@@ -337,8 +337,7 @@ impl<F: IslandFolders> Exchange<F> {
         island: u32,
         key: ObjectKey,
     ) -> Result<Option<WeightsHead>, ExchangeError> {
-        let found = self.folders.head(island, key);
-        let found = found.map_err(|error| ExchangeError::Folder { island, key, error })?;
+        let found = self.folders.head(island, key).map_err(failed(island, key))?;
         let Some(head) = found else { return Ok(None) };
         let is_named = head.island == island && head.place() == (key.layer, key.version);
         if head.settings != self.run.settings.0 || !is_named {
@@ -360,8 +359,7 @@ impl<F: IslandFolders> Exchange<F> {
         key: ObjectKey,
         head: &WeightsHead,
     ) -> Result<Vec<Vec<f32>>, ExchangeError> {
-        let found = self.folders.vectors(island, key, head);
-        found.map_err(|error| ExchangeError::Folder { island, key, error })
+        self.folders.vectors(island, key, head).map_err(failed(island, key))
     }
 
     /// Writes an object of vectors that are of one length.
@@ -373,12 +371,13 @@ impl<F: IslandFolders> Exchange<F> {
     ) -> Result<(), ExchangeError> {
         let floats = vectors.first().map_or(0, |vector| vector.len()) as u64;
         let head = WeightsHead { floats, contents: contents_hash(vectors), ..head };
-        self.folders.write(key, &head, vectors).map_err(|error| self.own_failed(key, error))
+        self.folders.write(key, &head, vectors).map_err(failed(self.island(), key))
     }
+}
 
-    fn own_failed(&self, key: ObjectKey, error: FolderError) -> ExchangeError {
-        ExchangeError::Folder { island: self.island(), key, error }
-    }
+/// The failure of a folder, with what was to be done there.
+fn failed(island: u32, key: ObjectKey) -> impl Fn(FolderError) -> ExchangeError {
+    move |error| ExchangeError::Folder { island, key, error }
 }
 
 /// Whether floats have the same bits.

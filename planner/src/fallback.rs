@@ -6,8 +6,8 @@ use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::ModelConfig;
 use zbelastic_trainer::optimizer::OptimizerKind;
 use zbelastic_trainer::plan::{
-    AUTO_KINDS, BatchShape, ChooseRequest, Grid, GridLimits, MemoryPolicy, Pace, PlanChoice,
-    ReplicaCount, choose,
+    AUTO_KINDS, BatchShape, ChooseRequest, Grid, GridLimits, HeldBeside, MemoryPolicy, Pace,
+    PlanChoice, ReplicaCount, choose,
 };
 use zbelastic_types::Bytes;
 
@@ -101,8 +101,7 @@ impl PlannerJob {
             replicas: grid.replicas,
             window,
             memory: self.memory,
-            copies: grid.copies(self.copies),
-            is_island: self.is_island,
+            beside: HeldBeside { copies: grid.copies(self.copies), is_island: self.is_island },
             stage_bytes_max,
             pace,
         };

@@ -81,22 +81,26 @@ impl ObjectFolder {
     /// # Errors
     /// If it cannot be read, or is longer.
     pub fn get(&self, key: &str, bytes_max: usize) -> Result<Option<Vec<u8>>, RemoteError> {
-        let found = match &self.kind {
-            FolderKind::Local(folder) => get_file(&folder.join(key), bytes_max)?,
-            FolderKind::Bucket { store, prefix } => {
-                match store.read(&format!("{prefix}{key}"), 0..bytes_max as u64, None) {
-                    Ok(ReadRange::Bytes(meta, bytes)) => Some((meta.size, bytes.to_vec())),
-                    Ok(ReadRange::Other) => Some((0, Vec::new())),
-                    Err(RemoteError::NotFound { missing: Missing::Key, .. }) => None,
-                    Err(error) => return Err(error),
-                }
-            }
-        };
-        match found {
+        match self.fetch(key, bytes_max)? {
             Some((size, bytes)) if size != bytes.len() as u64 => {
                 Err(RemoteError::Short { expected: size, found: bytes.len() as u64 })
             }
-            found => Ok(found.map(|(_, bytes)| bytes)),
+            found => Ok(found.map(|(_, bytes)| bytes.into())),
+        }
+    }
+
+    /// Length of an object and its bytes, at most so many; none if it is not there.
+    fn fetch(&self, key: &str, bytes_max: usize) -> Result<Option<(u64, Bytes)>, RemoteError> {
+        match &self.kind {
+            FolderKind::Local(folder) => get_file(&folder.join(key), bytes_max),
+            FolderKind::Bucket { store, prefix } => {
+                match store.read(&format!("{prefix}{key}"), 0..bytes_max as u64, None) {
+                    Ok(ReadRange::Bytes(meta, bytes)) => Ok(Some((meta.size, bytes))),
+                    Ok(ReadRange::Other) => Ok(Some((0, Bytes::new()))),
+                    Err(RemoteError::NotFound { missing: Missing::Key, .. }) => Ok(None),
+                    Err(error) => Err(error),
+                }
+            }
         }
     }
 
@@ -108,19 +112,13 @@ impl ObjectFolder {
         if let FolderKind::Local(folder) = &self.kind {
             return get_file_exact(&folder.join(key), into);
         }
-        let expected = into.len();
-        let found = match self.get(key, expected) {
-            // Not the object is short, but the answer.
-            Err(RemoteError::Short { expected: size, found }) if size == expected as u64 => {
-                Err(RemoteError::Other { reason: format!("{key}: {found} bytes came of {size}") })
-            }
-            Err(RemoteError::Short { expected: size, .. }) => {
-                Err(RemoteError::Short { expected: expected as u64, found: size })
-            }
-            found => found,
-        };
-        let Some(bytes) = found? else { return Ok(false) };
-        check_length(bytes.len() as u64, expected)?;
+        let Some((size, bytes)) = self.fetch(key, into.len())? else { return Ok(false) };
+        check_length(size, into.len())?;
+        // Not the object is short, but the answer.
+        if bytes.len() != into.len() {
+            let reason = format!("{key}: {} bytes came of {size}", bytes.len());
+            return Err(RemoteError::Other { reason });
+        }
         into.copy_from_slice(&bytes);
         Ok(true)
     }
@@ -193,12 +191,12 @@ fn get_file_exact(path: &Path, into: &mut [u8]) -> Result<bool, RemoteError> {
 }
 
 /// Length of a file and its bytes, at most so many.
-fn get_file(path: &Path, bytes_max: usize) -> Result<Option<(u64, Vec<u8>)>, RemoteError> {
+fn get_file(path: &Path, bytes_max: usize) -> Result<Option<(u64, Bytes)>, RemoteError> {
     let Some((file, size)) = open_file(path)? else { return Ok(None) };
     let failed = |error: io::Error| local(path, &error);
     let mut bytes = Vec::new();
     file.take(bytes_max as u64).read_to_end(&mut bytes).map_err(failed)?;
-    Ok(Some((size, bytes)))
+    Ok(Some((size, bytes.into())))
 }
 
 fn list_files(

@@ -6,8 +6,8 @@ use zbelastic_schedule::{GenerateError, ScheduleKind, Window};
 use zbelastic_trainer::model::{Family, MicrobatchShape, ModelConfig, model_layers};
 use zbelastic_trainer::optimizer::OptimizerKind;
 use zbelastic_trainer::plan::{
-    AUTO_KINDS, BatchShape, ChooseRequest, MemoryPolicy, Pace, Plan, PlanChoice, PlanError,
-    PlanPrediction, PlanRequest, ReplicaCount, ScheduleRefusal, choose, plan_period,
+    AUTO_KINDS, BatchShape, ChooseRequest, HeldBeside, MemoryPolicy, Pace, Plan, PlanChoice,
+    PlanError, PlanPrediction, PlanRequest, ReplicaCount, ScheduleRefusal, choose, plan_period,
 };
 use zbelastic_types::{Bytes, StageIndex};
 
@@ -32,7 +32,8 @@ fn attempt_with_copies(
     let stage_bytes_max =
         &stage_bytes_max.map_or(Vec::new(), |limit| vec![limit; stage_count as usize]);
     let request = request(model, kinds, stage_count, pace);
-    choose(&backend, ChooseRequest { copies, stage_bytes_max, ..request })
+    let beside = HeldBeside::copies(copies);
+    choose(&backend, ChooseRequest { beside, stage_bytes_max, ..request })
 }
 
 /// What is to be planned where nothing limits it.
@@ -54,8 +55,7 @@ fn request<'a>(
         replicas: ReplicaCount::ONE,
         window: Window::One,
         memory: MemoryPolicy::default(),
-        copies: 0,
-        is_island: false,
+        beside: HeldBeside::default(),
         stage_bytes_max: &[],
         pace,
     }
@@ -140,7 +140,7 @@ fn what_fits_alone_may_not_fit_as_one_of_several_islands() {
     let backend = CpuBackend::new(1).expect("one thread");
     let pace = &Pace::estimated(&model, BATCH.microbatch);
     let alone = request(&model, &[ScheduleKind::OneFOneB], 4, pace);
-    let island = ChooseRequest { is_island: true, ..alone };
+    let island = ChooseRequest { beside: HeldBeside { copies: 0, is_island: true }, ..alone };
     let choice = choose(&backend, island).expect("no limit: it fits");
     let layers = model_layers(&model);
     for (stage, memory) in choice.memory.iter().enumerate() {
@@ -152,9 +152,13 @@ fn what_fits_alone_may_not_fit_as_one_of_several_islands() {
         assert_eq!(memory.islands, Bytes::of_f32(held + outer_step), "stage {stage}");
     }
     // What is mixed into copies, and one that is read for it.
-    let copied =
-        choose(&backend, ChooseRequest { copies: 1, ..island }).expect("no limit: it fits");
-    let plain = choose(&backend, ChooseRequest { copies: 1, ..alone }).expect("no limit: it fits");
+    let copied = choose(
+        &backend,
+        ChooseRequest { beside: HeldBeside { copies: 1, is_island: true }, ..alone },
+    )
+    .expect("no limit: it fits");
+    let plain = choose(&backend, ChooseRequest { beside: HeldBeside::copies(1), ..alone })
+        .expect("no limit: it fits");
     let largest = layers.iter().map(|layer| layer.trained_floats()).max().expect("layers");
     for (stage, (copied, plain)) in copied.memory.iter().zip(&plain.memory).enumerate() {
         let read = Bytes::of_f32(3 * largest);
@@ -186,8 +190,7 @@ fn a_schedule_that_does_not_exist_for_a_size_is_passed_over() {
         replicas: ReplicaCount::ONE,
         window: Window::Zero,
         memory: MemoryPolicy::default(),
-        copies: 0,
-        is_island: false,
+        beside: HeldBeside::default(),
         stage_bytes_max: &[],
         pace: &Pace::estimated(&model, shape),
     };

@@ -15,8 +15,8 @@ use zbelastic_trainer::digest::StateDigest;
 use zbelastic_trainer::model::{Family, ModelConfig, model_layers};
 use zbelastic_trainer::optimizer::OptimizerKind;
 use zbelastic_trainer::plan::{
-    BatchShape, ChooseRequest, LaneCount, LaneError, MemoryPolicy, Pace, Plan, PlanError,
-    PlanRequest, ReplicaCount, choose, stage_memory,
+    BatchShape, ChooseRequest, HeldBeside, LaneCount, LaneError, MemoryPolicy, Pace, Plan,
+    PlanError, PlanRequest, ReplicaCount, choose, stage_memory,
 };
 use zbelastic_trainer::reference::SerialReference;
 use zbelastic_trainer::stage::{HELD_OUT_MAX, StageSetup};
@@ -393,8 +393,7 @@ fn a_choice_of_several_pipelines_is_that_of_one_for_the_slowest() {
             replicas: replica_count(replicas),
             window: Window::One,
             memory: MemoryPolicy::default(),
-            copies: 0,
-            is_island: false,
+            beside: HeldBeside::default(),
             stage_bytes_max: limits,
             pace: &pace,
         };

@@ -6,9 +6,10 @@ use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::{Family, ModelConfig};
 use zbelastic_trainer::optimizer::OptimizerKind;
 use zbelastic_trainer::plan::{
-    AUTO_KINDS, Calibration, ChooseRequest, DriftJudgement, DriftSource, GAIN_MIN, MemoryPolicy,
-    PERIOD_GROWTH, Pace, Plan, PlanChoice, PlanRequest, ReplanStakes, ReplicaCount, SLACK_MAX,
-    StageSample, StageTimes, calibrate, choose, judge, plan_period, rounded_speed, slack,
+    AUTO_KINDS, Calibration, ChooseRequest, DriftJudgement, DriftSource, GAIN_MIN, HeldBeside,
+    MemoryPolicy, PERIOD_GROWTH, Pace, Plan, PlanChoice, PlanRequest, ReplanStakes, ReplicaCount,
+    SLACK_MAX, StageSample, StageTimes, calibrate, choose, judge, plan_period, rounded_speed,
+    slack,
 };
 use zbelastic_types::StageIndex;
 
@@ -47,8 +48,7 @@ fn best(pace: &Pace, stage_count: u32) -> PlanChoice {
         stage_count,
         replicas: ReplicaCount::ONE,
         window: Window::One,
-        copies: 0,
-        is_island: false,
+        beside: HeldBeside::default(),
         stage_bytes_max: &[],
         pace,
     };
@@ -271,8 +271,7 @@ fn every_schedule_has_a_slack() {
             stage_count: 2,
             replicas: ReplicaCount::ONE,
             window: Window::Zero,
-            copies: 0,
-            is_island: false,
+            beside: HeldBeside::default(),
             stage_bytes_max: &[],
             pace: &planned,
         };

@@ -277,8 +277,7 @@ fn chosen(
         replicas: ReplicaCount::ONE,
         window: Window::One,
         memory,
-        copies: 0,
-        is_island: false,
+        beside: HeldBeside::default(),
         stage_bytes_max: &limit.map_or(Vec::new(), |limit| vec![limit; stage_count as usize]),
         pace: &Pace::estimated(model, BATCH.microbatch),
     };

@@ -7,7 +7,9 @@ use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::{Op, ScheduleKind, Window, generate};
 use zbelastic_trainer::model::{Family, ModelConfig};
 use zbelastic_trainer::optimizer::OptimizerKind;
-use zbelastic_trainer::plan::{ChooseRequest, MemoryPolicy, Pace, Plan, ReplicaCount, choose};
+use zbelastic_trainer::plan::{
+    ChooseRequest, HeldBeside, MemoryPolicy, Pace, Plan, ReplicaCount, choose,
+};
 use zbelastic_trainer::reference::SerialReference;
 use zbelastic_types::{Bytes, Step};
 
@@ -33,8 +35,7 @@ fn chosen(
         replicas: ReplicaCount::ONE,
         window: Window::One,
         memory: MemoryPolicy::default(),
-        copies: 0,
-        is_island: false,
+        beside: HeldBeside::default(),
         stage_bytes_max,
         pace,
     };

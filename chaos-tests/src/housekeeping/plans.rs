@@ -15,8 +15,8 @@ use zbelastic_trainer::model::{
 };
 use zbelastic_trainer::optimizer::OptimizerKind;
 use zbelastic_trainer::plan::{
-    BatchShape, ChooseRequest, LaneCount, MemoryPolicy, Pace, Plan, ReplicaCount, SliceBalance,
-    choose,
+    BatchShape, ChooseRequest, HeldBeside, LaneCount, MemoryPolicy, Pace, Plan, ReplicaCount,
+    SliceBalance, choose,
 };
 use zbelastic_types::{Bytes, Generation, Incarnation, NodeId, Step};
 
@@ -115,8 +115,7 @@ fn search(model: &ModelConfig, stage_count: u32, limits: &[Bytes]) -> FoundPlan 
         replicas: ReplicaCount::ONE,
         window: Window::One,
         memory: MemoryPolicy::default(),
-        copies: 0,
-        is_island: false,
+        beside: HeldBeside::default(),
         stage_bytes_max: limits,
         pace: &Pace::estimated(model, shape),
     };

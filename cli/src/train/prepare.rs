@@ -16,8 +16,8 @@ use zbelastic_machine::{DeviceList, core_count};
 use zbelastic_schedule::{GenerateError, ScheduleKind};
 use zbelastic_trainer::model::LayerRange;
 use zbelastic_trainer::plan::{
-    ChooseRequest, Grid, Pace, Plan, PlanChoice, PlanError, ReplicaCount, ScheduleRefusal,
-    StageMemory, best_grid, choose,
+    ChooseRequest, Grid, HeldBeside, Pace, Plan, PlanChoice, PlanError, ReplicaCount,
+    ScheduleRefusal, StageMemory, best_grid, choose,
 };
 use zbelastic_trainer::stage::{InitialWeights, StageSetup};
 use zbelastic_types::{Bytes, StageIndex};
@@ -368,8 +368,7 @@ fn choose_plan(
         replicas: grid.replicas,
         window: config.window.planned(),
         memory: config.memory.policy(),
-        copies: grid.copies(copies_wanted),
-        is_island: config.sync.is_some(),
+        beside: HeldBeside { copies: grid.copies(copies_wanted), is_island: config.sync.is_some() },
         stage_bytes_max: &limits,
         pace: &Pace::estimated(&config.model, config.batch.microbatch)
             .with_updates(&config.model, &config.optimizer.kind),

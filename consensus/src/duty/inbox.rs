@@ -259,16 +259,14 @@ impl Duties {
             // and a member that came leads to a plan that reads again.
             (LoadFault::Source, LayerSource::Checkpoint { version, .. }) => {
                 let missed_ticks = self.planning.unread.note_missed(*version, self.watch.now);
-                let unread = &self.planning.unread;
-                let is_only = unread.versions_left(state).all(|other| other == *version);
                 if !self.watch.have_members_changed() {
-                    match self.watch.awaits_disks(missed_ticks, is_only) {
-                        true if is_only && self.watch.reads_again() => {}
-                        true => {
-                            self.loads.note_failed(holder);
-                            return Ok(());
-                        }
-                        false => self.planning.unread.note_failed(*version, generation),
+                    let unread = &mut self.planning.unread;
+                    let is_only = unread.versions_left(state).all(|other| other == *version);
+                    if !self.watch.awaits_disks(missed_ticks, is_only) {
+                        unread.note_failed(*version, generation);
+                    } else if !is_only || !self.watch.reads_again() {
+                        self.loads.note_failed(holder);
+                        return Ok(());
                     }
                 }
             }

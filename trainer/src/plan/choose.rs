@@ -61,10 +61,8 @@ pub struct ChooseRequest<'a> {
     pub window: Window,
     /// The means by which passes keep less memory.
     pub memory: MemoryPolicy,
-    /// Other stages that each stage keeps a copy of; 0 if there are no copies.
-    pub copies: u32,
-    /// Whether the run exchanges weights with other islands.
-    pub is_island: bool,
+    /// What each stage holds beside its own layers.
+    pub beside: HeldBeside,
     /// The most that each stage may use; stages beyond have no limit.
     pub stage_bytes_max: &'a [Bytes],
     /// Times of layers, messages and updates.
@@ -72,10 +70,6 @@ pub struct ChooseRequest<'a> {
 }
 
 impl<'a> ChooseRequest<'a> {
-    pub(super) const fn beside(&self) -> HeldBeside {
-        HeldBeside { copies: self.copies, is_island: self.is_island }
-    }
-
     pub(super) fn of_kind(&self, kind: ScheduleKind) -> PlanRequest<'a> {
         let Self { model, batch, chunks_per_stage, stage_count, replicas, window, .. } = *self;
         let slice_count = self.slice_count.filter(|_| kind.is_sliced());
@@ -263,9 +257,9 @@ fn other_orders_of_columns<B: ByteCounts>(
     let column = Plan::with_chunks(alone.of_kind(kind), chunks.clone())?;
     let column = request.memory.applied(column);
     // What the exchange of gradients takes is no limit's to give to passes.
-    let claims = plan_memory(backend, request.model, request.optimizer, own, request.beside());
+    let claims = plan_memory(backend, request.model, request.optimizer, own, request.beside);
     let claims_alone =
-        plan_memory(backend, request.model, request.optimizer, &column, request.beside());
+        plan_memory(backend, request.model, request.optimizer, &column, request.beside);
     let limits_of = |place: usize| {
         let places = placement.stages_per_column() as usize;
         let holders = (place..claims.len()).step_by(places);
@@ -293,7 +287,7 @@ fn judge<B: ByteCounts>(
     request: ChooseRequest<'_>,
     plan: Plan,
 ) -> Result<PlanWithMemory, ScheduleRefusal> {
-    let memory = plan_memory(backend, request.model, request.optimizer, &plan, request.beside());
+    let memory = plan_memory(backend, request.model, request.optimizer, &plan, request.beside);
     let sizes = memory.iter().map(StageMemory::total);
     let limited = (0..).map(StageIndex).zip(sizes.clone()).zip(request.stage_bytes_max);
     let above = limited.filter(|((_, needed), limit)| needed > limit);

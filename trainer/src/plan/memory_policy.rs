@@ -117,8 +117,7 @@ fn within_limits<B: ByteCounts>(
         let chunks = own.chunks[..own.placement().chunks_per_replica() as usize].to_vec();
         let plan = Plan::with_program(of_kind, chunks, &order).ok()?;
         let plan = Plan { recompute: own.recompute, ..plan };
-        let memory =
-            plan_memory(backend, request.model, request.optimizer, &plan, request.beside());
+        let memory = plan_memory(backend, request.model, request.optimizer, &plan, request.beside);
         let mut is_within = true;
         for ((memory, max), limit) in
             memory.iter().zip(request.stage_bytes_max).zip(&mut problem.limits)

@@ -111,7 +111,7 @@ impl PlanPassMemory {
     pub(super) fn new<B: ByteCounts>(backend: &B, request: ChooseRequest<'_>, own: &Plan) -> Self {
         let of_chunk =
             |layers: &LayerRange| microbatch_memory(backend, request.model, own, *layers);
-        let memory = plan_memory(backend, request.model, request.optimizer, own, request.beside());
+        let memory = plan_memory(backend, request.model, request.optimizer, own, request.beside);
         let of_stage = |(stage, claim): (usize, &StageMemory)| {
             let limit = request.stage_bytes_max.get(stage)?;
             Some(limit.0.saturating_sub(claim.beside_passes().0) as f64)

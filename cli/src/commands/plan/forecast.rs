@@ -5,8 +5,8 @@ use zbelastic_config::{NetworkSpec, NodeSpec, RunConfig};
 use zbelastic_schedule::{GenerateError, ScheduleKind, Timeline, Window, simulate};
 use zbelastic_trainer::model::{LayerSpec, model_layers};
 use zbelastic_trainer::plan::{
-    ChooseRequest, Grid, Pace, PlanChoice, PlanError, ScheduleRefusal, best_grid, choose,
-    span_lower_bound,
+    ChooseRequest, Grid, HeldBeside, Pace, PlanChoice, PlanError, ScheduleRefusal, best_grid,
+    choose, span_lower_bound,
 };
 use zbelastic_types::Bytes;
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
@@ -236,8 +236,10 @@ impl<'a> StageMachines<'a> {
             replicas: self.grid.replicas,
             window: config.window.planned(),
             memory: config.memory.policy(),
-            copies: self.grid.copies(config.elastic.copies),
-            is_island: config.sync.is_some(),
+            beside: HeldBeside {
+                copies: self.grid.copies(config.elastic.copies),
+                is_island: config.sync.is_some(),
+            },
             stage_bytes_max: &stage_bytes_max,
             pace: &self.pace,
         };
