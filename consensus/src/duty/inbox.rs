@@ -260,11 +260,12 @@ impl Duties {
             (LoadFault::Source, LayerSource::Checkpoint { version, .. }) => {
                 let missed_ticks = self.planning.unread.note_missed(*version, self.watch.now);
                 if !self.watch.have_members_changed() {
+                    let workers = plan.record.stages.iter().map(|worker| worker.node);
                     let unread = &mut self.planning.unread;
                     let is_only = unread.versions_left(state).all(|other| other == *version);
                     if !self.watch.awaits_disks(missed_ticks, is_only) {
                         unread.note_failed(*version, generation);
-                    } else if !is_only || !self.watch.reads_again() {
+                    } else if !is_only || !self.watch.reads_again(workers) {
                         self.loads.note_failed(holder);
                         return Ok(());
                     }

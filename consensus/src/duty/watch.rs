@@ -127,10 +127,12 @@ impl DutyWatch {
         }
     }
 
-    /// Whether the plan in force is old enough for another one that reads the only checkpoint again.
-    pub(super) fn reads_again(&self) -> bool {
+    /// Whether another plan is to read the only checkpoint again: the plan in force is old enough, and of
+    /// its workers none is still loading, which takes as long as its bytes take.
+    pub(super) fn reads_again(&self, workers: impl IntoIterator<Item = NodeId>) -> bool {
         let pause = u64::from(self.timing.progress_ticks) / REREADS_MAX;
-        self.now - self.planned_at > pause
+        let is_idle = |node| self.now - self.heartbeats.progress_at(node) > pause;
+        self.now - self.planned_at > pause && workers.into_iter().all(is_idle)
     }
 
     /// Whether members changed since the plan in force was agreed on.

@@ -129,6 +129,12 @@ fn r11_the_only_checkpoint_is_waited_for_as_long_as_members_come() {
         let there: Vec<_> = (2..=node).collect();
         adopted(&find_sources(&mut harness, &there));
     }
+    // Whoever loads is not interrupted.
+    for _ in 0..TIMING.progress_ticks / 2 {
+        harness.work(1, &[2, 3, 4, 5]);
+        fail_to_load(&mut harness, 8);
+        assert_eq!((harness.need(), harness.act()), (None, Vec::new()), "others load");
+    }
 }
 
 fn fail_to_load(harness: &mut DutiesHarness, version: u64) {
