@@ -19,7 +19,6 @@ pub mod client;
 mod escape;
 mod event;
 mod hex;
-mod long_activity;
 mod reason;
 mod refusal;
 mod reported_entries;
@@ -40,7 +39,6 @@ pub use answer::{
 pub use escape::escape;
 pub use event::{ClusterEvent, EventKind};
 pub use hex::HexDigest;
-pub use long_activity::LongActivity;
 pub use reason::{reason_text, rewind_text};
 pub use refusal::{ApiRefusal, ResourceKind, RunAbsence, WrongState};
 pub use reported_entries::ReportedEntries;
@@ -51,6 +49,7 @@ pub use status::{
     PromiseStatus, QuorumStatus, SavingStatus, ScrubPassStatus, ScrubStatus, StatusReport,
     TokenRole, VerdictWait, WorkStatus,
 };
+pub use zbelastic_policy::long_activity::LongActivity;
 pub use zbelastic_timing::StepTimeBreakdown;
 
 pub use wire::{WireError, decode_answer, decode_request, encode_answer, encode_request};

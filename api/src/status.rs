@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+use zbelastic_policy::long_activity::LongActivity;
 use zbelastic_types::{Bytes, NodeId};
 
 use super::hex::HexDigest;
-use crate::LongActivity;
 
 /// The state of the cluster, as one node knows it. Times of day are milliseconds since 1970; a
 /// number that is not finite or not known is left out or `null`.

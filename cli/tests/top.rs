@@ -6,7 +6,7 @@ mod harness;
 #[path = "common/tools.rs"]
 mod tools;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
@@ -96,8 +96,26 @@ fn top_draws_in_a_terminal_of_any_size_and_leaves_it_as_it_was() {
         let is_as_before = left.contains("before") && left.contains("raw 0");
         assert!(is_as_before, "{end}:\n{left}");
     }
+    close_under(&terminal("closed"), &top, &process);
     let terminal = terminal("dumb");
     terminal.open(80, 24, &format!("TERM=dumb {top} --interval 100ms"));
     let lines = terminal.wait("lines", |shown| shown.matches("step 10").count() > 2);
     assert!(!lines.contains("q quit"), "{lines}");
+}
+
+/// Closes a terminal that `top` draws in, and waits until its process has ended.
+fn close_under(terminal: &Terminal, top: &str, process: &Path) {
+    let shown = process.display();
+    terminal.open(80, 24, &format!("sh -c 'echo $$ > {shown}; exec {top}'"));
+    terminal.wait("the end of the run", |shown| shown.contains("step 10 of 10"));
+    let process = std::fs::read_to_string(process).expect("its number");
+    let stat = Path::new("/proc").join(process.trim()).join("stat");
+    // One that ended and that nobody waits for is left as a zombie.
+    let runs = || std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z "));
+    terminal.tmux(&["kill-server"]);
+    let began = Instant::now();
+    while runs() {
+        assert!(began.elapsed() < PATIENCE, "it goes on without a terminal");
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
 }

@@ -44,6 +44,12 @@ pub enum DataFetchError {
         /// Why the fetch from its holders failed.
         error: BulkError,
     },
+    /// Each node that was asked answered that it does not have it.
+    #[error("no node has {hash}; upload it again")]
+    Nowhere {
+        /// The hash that was requested.
+        hash: Digest,
+    },
     /// A chunk of it is sound on no node.
     #[error("part of {hash} is sound on no node, and damaged on {nodes:?}; upload it again")]
     AllDamaged {
@@ -61,6 +67,21 @@ pub enum DataFetchError {
     /// The disk has no space for it.
     #[error("it cannot be kept: {0}")]
     Room(#[from] DiskSpaceShortage),
+}
+
+impl DataFetchError {
+    /// The hash of data that no node has sound, though all of them answered.
+    #[must_use]
+    pub const fn missing(&self) -> Option<Digest> {
+        match self {
+            Self::Nowhere { hash } | Self::AllDamaged { hash, .. } => Some(*hash),
+            Self::Size { .. }
+            | Self::Fetch { .. }
+            | Self::Interrupted
+            | Self::Disk(_)
+            | Self::Room(_) => None,
+        }
+    }
 }
 
 /// The connections over which other nodes' data is fetched.
@@ -161,6 +182,28 @@ struct ReceivedData<S> {
     hashes: Option<Arc<ChunkHashes>>,
     sink: Option<S>,
     failure: BulkError,
+    /// Whether each failed request was answered: its node does not have the data.
+    is_nowhere: bool,
+}
+
+impl<S> ReceivedData<S> {
+    const fn new(hashes: Option<Arc<ChunkHashes>>) -> Self {
+        Self { hashes, sink: None, failure: BulkError::NoHolders, is_nowhere: true }
+    }
+
+    /// Why the data `hash` cannot be had, which is damaged on these nodes.
+    fn error(self, hash: Digest, damaged: Vec<NodeId>) -> DataFetchError {
+        match self.failure {
+            _ if !damaged.is_empty() => DataFetchError::AllDamaged { hash, nodes: damaged },
+            BulkError::NoHolderLeft { .. } if self.is_nowhere => DataFetchError::Nowhere { hash },
+            error => DataFetchError::Fetch { hash, error },
+        }
+    }
+
+    fn note_failure(&mut self, error: BulkError) {
+        self.is_nowhere &= error.is_unknown_everywhere();
+        self.failure = error;
+    }
 }
 
 impl<H: DataHolders> WantedData<'_, H> {
@@ -225,7 +268,7 @@ impl<H: DataHolders> WantedData<'_, H> {
         let path = self.path.to_owned();
         let hashes = beside(move || Ok(kept_hashes(&path, name))).await?.map(Arc::new);
         let (mut decision, mut next) = DataFetch::new(self.holders.clone(), hashes.is_some());
-        let mut received = ReceivedData { hashes, sink: None, failure: BulkError::NoHolders };
+        let mut received = ReceivedData::new(hashes);
         loop {
             let outcome = match next {
                 DataFetchAction::RequestHashes(node) => {
@@ -238,11 +281,8 @@ impl<H: DataHolders> WantedData<'_, H> {
                     self.request_whole(node, make_sink()?, &mut received).await
                 }
                 DataFetchAction::Done { damaged } => return received.finish(damaged),
-                DataFetchAction::Failed { damaged: nodes } if nodes.is_empty() => {
-                    return Err(DataFetchError::Fetch { hash: name.hash, error: received.failure });
-                }
-                DataFetchAction::Failed { damaged: nodes } => {
-                    return Err(DataFetchError::AllDamaged { hash: name.hash, nodes });
+                DataFetchAction::Failed { damaged } => {
+                    return Err(received.error(name.hash, damaged));
                 }
             };
             next = decision.note(outcome?);
@@ -264,7 +304,7 @@ impl<H: DataHolders> WantedData<'_, H> {
         let request = BulkFetch { holders: vec![node], key, length, progress: None };
         match self.connections.fetch(request, MemorySink::default()).await {
             Err(error) => {
-                received.failure = error;
+                received.note_failure(error);
                 Ok(DataFetchOutcome::Missing)
             }
             Ok(list) => {
@@ -306,7 +346,7 @@ impl<H: DataHolders> WantedData<'_, H> {
             }
             Err(BulkError::Sink(error)) => Err(error.into()),
             Err(error) => {
-                received.failure = error;
+                received.note_failure(error);
                 Ok(DataFetchOutcome::Damaged(damaged))
             }
         }
@@ -322,7 +362,7 @@ impl<H: DataHolders> WantedData<'_, H> {
             Ok(sink) => sink,
             Err(BulkError::Sink(error)) => return Err(error.into()),
             Err(error) => {
-                received.failure = error;
+                received.note_failure(error);
                 return Ok(DataFetchOutcome::Missing);
             }
         };

@@ -22,6 +22,7 @@ pub mod keep_queue;
 pub mod keep_quota;
 pub mod keep_rule;
 pub mod layer_requests;
+pub mod long_activity;
 pub mod machine_peak;
 pub mod member_addresses;
 pub mod moment_values;
@@ -39,5 +40,6 @@ pub mod store_opening;
 pub mod tick;
 pub mod trust;
 mod work_counter;
+pub mod work_log;
 
 pub use work_counter::WorkCounter;

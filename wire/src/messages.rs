@@ -2,7 +2,7 @@
 //! determines what it is. What travels as floats is in [`crate::frames`].
 
 use serde::{Deserialize, Serialize};
-use zbelastic_api::{CollectionReport, LongActivity};
+use zbelastic_api::CollectionReport;
 use zbelastic_consensus::access::AuthorityReport;
 use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::validation::Turn;
@@ -10,6 +10,7 @@ use zbelastic_identity::AuthoritySecret;
 use zbelastic_policy::data::DataName;
 use zbelastic_policy::disk_space::{DiskSpace, DiskSpaceShortage};
 use zbelastic_policy::layer_requests::LayerRequest;
+use zbelastic_policy::long_activity::LongActivity;
 use zbelastic_policy::scrub::ScrubReport;
 use zbelastic_policy::trust::MemberClaim;
 use zbelastic_timing::{MeasuredSlice, MessageArrival};

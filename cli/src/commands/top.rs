@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
+use std::{process, thread};
 
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
@@ -27,6 +28,8 @@ use draw::{ScreenState, draw, plain_line};
 const OBSERVATIONS_WAITING_MAX: usize = 64;
 /// Keys and observations are looked for so often: what a person takes for at once.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// How long a signal waits for the screen to be left: many times as long as one is drawn.
+const ENDS_WITHIN: Duration = Duration::from_secs(2);
 
 /// Runs `top`, until a person ends it.
 ///
@@ -59,10 +62,16 @@ pub fn run(args: &TopArgs, out: &mut dyn Write) -> Result<(), CommandError> {
 }
 
 /// Whether SIGTERM or SIGHUP came: the system would end the process and leave the terminal as it is.
+/// Behind the end of its terminal, reading keys never returns; then the process ends here.
 fn ending_by_signal() -> Result<Arc<AtomicBool>, CommandFailure> {
     let is_ending = Arc::new(AtomicBool::new(false));
     let ends = is_ending.clone();
-    ctrlc::set_handler(move || ends.store(true, Ordering::Relaxed)).map_err(|error| {
+    let end = move || {
+        ends.store(true, Ordering::Relaxed);
+        thread::sleep(ENDS_WITHIN);
+        process::exit(0);
+    };
+    ctrlc::set_handler(end).map_err(|error| {
         CommandFailure::new(FailureCode::Internal, format!("cannot listen for signals: {error}"))
     })?;
     Ok(is_ending)

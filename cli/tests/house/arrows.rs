@@ -52,7 +52,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
         ],
     ),
     ("islands", &["config", "consensus", "remote", "trainer", "types"]),
-    ("api", &["consensus", "timing", "types", "wording"]),
+    ("api", &["consensus", "policy", "timing", "types", "wording"]),
     ("view", &["api", "types"]),
     ("ui", &["api", "identity", "view"]),
     (

@@ -11,7 +11,7 @@ use zbelastic_trainer::data::CorpusError;
 use zbelastic_trainer::hf::{ImportError, import_initial};
 use zbelastic_trainer::stage::InitialWeights;
 use zbelastic_transport::Transport;
-use zbelastic_types::NodeId;
+use zbelastic_types::{Digest, NodeId};
 use zbelastic_wire::document::{DataName, NamedJob};
 use zbelastic_wire::{self as wire, BulkKey};
 
@@ -75,6 +75,21 @@ pub enum FetchError {
     /// The weights are not the model's.
     #[error("the weights: {0}")]
     Weights(#[from] ImportError),
+}
+
+impl FetchError {
+    /// The hash of data that no node has: it may be uploaded again.
+    #[must_use]
+    pub const fn missing(&self) -> Option<Digest> {
+        match self {
+            Self::Data(error) => error.missing(),
+            Self::Interrupted
+            | Self::Corpus(_)
+            | Self::Mixture(_)
+            | Self::Store(_)
+            | Self::Weights(_) => None,
+        }
+    }
 }
 
 /// Gets all that a job is built from: text and weights.

@@ -9,7 +9,6 @@
 //! and writes to the ports ([`ports::WorkerPorts`]) the messages, commands, log lines and work
 //! beside the loop.
 
-mod activity;
 mod certificate;
 mod commands;
 mod drain;
@@ -53,7 +52,6 @@ use super::peer_connections::PeerConnections;
 use super::peer_directory::PeerDirectory;
 use super::process_exit::{NodeSignal, ProcessExit};
 use super::requests;
-use activity::WorkLog;
 use certificate::WorkerCertificate;
 use drain::{DrainAction, DrainWatch};
 use job::{ActiveJob, JobStore, WorkerJob, fetch_again};
@@ -64,6 +62,7 @@ use pieces::WorkerPieces;
 use ports::{WorkerCompletion, WorkerPorts, WorkerTasks};
 use zbelastic_api::{ApiAnswer, ApiRequest, EventKind, decode_request};
 use zbelastic_policy::tick::{SESSION_TIMING, TICK};
+use zbelastic_policy::work_log::WorkLog;
 
 /// Results of fetches that wait for the loop at once.
 const FETCHES_MAX: usize = 4096;
@@ -361,6 +360,9 @@ impl WorkerNode {
             WorkerCompletion::Stores { job, fetched } => {
                 let held = self.job.handle_stores(job, *fetched, ports);
                 held.into_iter().for_each(|command| self.execute(command));
+            }
+            WorkerCompletion::RequestData => {
+                self.job.take_held().into_iter().for_each(|command| self.execute(command));
             }
             WorkerCompletion::Job(fetched) => {
                 let held = self.job.handle_fetched(*fetched, (ports, &self.identity));

@@ -44,6 +44,21 @@ pub enum BulkError {
     },
 }
 
+impl BulkError {
+    /// Whether each holder answered that it does not have the body.
+    #[must_use]
+    pub fn is_unknown_everywhere(&self) -> bool {
+        match self {
+            Self::NoHolderLeft { failures, .. } => {
+                failures.iter().all(|failure| matches!(failure.error, HolderError::UnknownKey))
+            }
+            Self::NoHolders | Self::KeyTooLong { .. } | Self::TooLong { .. } | Self::Sink(_) => {
+                false
+            }
+        }
+    }
+}
+
 /// One failure of one holder.
 #[derive(Debug, Error)]
 #[error("node {holder}: {error}")]

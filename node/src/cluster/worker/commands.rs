@@ -7,10 +7,10 @@ use zbelastic_consensus::job::JobSpec;
 use zbelastic_consensus::member::{AdmissionRefusal, Holder};
 use zbelastic_consensus::pre_copy::PreCopyPlan;
 use zbelastic_consensus::session::{LoadCommand, WorkerCommand, WorkerEvent};
+use zbelastic_policy::work_log::held_bytes;
 use zbelastic_trainer::runtime::RuntimeInput;
 
 use super::WorkerNode;
-use super::activity::held_bytes;
 use super::job::copies_ahead;
 use crate::cluster::process_exit::{DrainCause, ProcessExit};
 

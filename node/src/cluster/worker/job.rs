@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use zbelastic_consensus::job::JobSpec;
 use zbelastic_consensus::member::Holder;
@@ -35,6 +36,10 @@ use zbelastic_policy::WorkCounter;
 /// Commands held back while a job's text is fetched. A session gives a handful for each plan;
 /// beyond this the plan they belong to is long over.
 const COMMANDS_HELD_MAX: usize = 256;
+
+/// Time until data that no node has is requested again: the answer costs few bytes, and whoever uploads
+/// the data waits for the run to go on.
+const REQUEST_AGAIN: Duration = Duration::from_secs(2);
 
 /// The job with its text and weights, which are here. Of token stores the shards are here once a
 /// stage of this node reads tokens.
@@ -213,6 +218,9 @@ impl WorkerJob {
         (ports, identity): (&mut WorkerPorts, &Path),
     ) -> VecDeque<WorkerCommand> {
         let JobReadiness::Fetching(held) = &mut self.readiness else { return VecDeque::new() };
+        if request_later(fetched.as_ref().err(), ports) {
+            return VecDeque::new();
+        }
         let held = std::mem::take(held);
         self.readiness = JobReadiness::Idle;
         let FetchedJob { document, corpus, weights, damaged } = match fetched {
@@ -274,6 +282,9 @@ impl WorkerJob {
         let Some(job) = self.active_mut().filter(|job| job.document.name == name) else {
             return VecDeque::new();
         };
+        if request_later(fetched.as_ref().err(), ports) {
+            return VecDeque::new();
+        }
         let held = job.fetching_stores.take().unwrap_or_default();
         let FetchedStores { stores, damaged } = match fetched {
             Ok(fetched) => fetched,
@@ -288,6 +299,20 @@ impl WorkerJob {
         }
         report_damaged(damaged, ports);
         held
+    }
+
+    /// Data that no node had is requested again: yields the commands that waited for it, of which the
+    /// first one begins the request.
+    pub(super) fn take_held(&mut self) -> VecDeque<WorkerCommand> {
+        match &mut self.readiness {
+            JobReadiness::Idle => VecDeque::new(),
+            JobReadiness::Fetching(held) => {
+                let held = std::mem::take(held);
+                self.readiness = JobReadiness::Idle;
+                held
+            }
+            JobReadiness::Ready(job) => job.fetching_stores.take().unwrap_or_default(),
+        }
     }
 
     /// A plan is loaded: frames of it are expected from now on, and those of the plan before are no
@@ -388,6 +413,22 @@ fn route(holders: Vec<NodeId>, progress: WorkCounter, tasks: &WorkerTasks) -> Da
     let transport = tasks.transport().clone();
     let checkpoint_thread = tasks.checkpoint_thread().clone();
     DataRoute { transport, checkpoint_thread, holders, progress }
+}
+
+/// Whether data could not be had that no node has. Then it is requested again later: without it no other
+/// worker would train either.
+fn request_later(error: Option<&FetchError>, ports: &mut WorkerPorts) -> bool {
+    let missing = error.and_then(FetchError::missing);
+    let is_news = ports.work_log.note_missing(missing);
+    let Some(error) = error.filter(|_| missing.is_some()) else { return false };
+    if is_news {
+        ports.journal.warn(format!("data of the job is missing: {error}"));
+    }
+    ports.tasks.spawn(async {
+        tokio::time::sleep(REQUEST_AGAIN).await;
+        WorkerCompletion::RequestData
+    });
+    true
 }
 
 /// Nodes with damaged copies are to fetch them again.

@@ -3,11 +3,11 @@
 
 use zbelastic_consensus::session::{SessionInput, WorkerEvent, WorkerSession};
 use zbelastic_policy::roster::Roster;
+use zbelastic_policy::work_log::WorkLog;
 use zbelastic_trainer::runtime::RuntimeInput;
 use zbelastic_types::{Digest, NodeId};
 use zbelastic_wire::NodeMessage;
 
-use super::activity::WorkLog;
 use super::layers::LayerFetchResult;
 use super::pieces::PieceTaskResult;
 use crate::cluster::authority::CredentialsWritten;
@@ -39,6 +39,8 @@ pub(super) enum WorkerCompletion {
     Disks(NodeDisks),
     /// The text and weights that a job is built from.
     Job(Box<Result<FetchedJob, FetchError>>),
+    /// It is time to request data again that no node had.
+    RequestData,
     /// The token stores of a job.
     Stores {
         /// The name of the job.

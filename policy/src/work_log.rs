@@ -5,13 +5,13 @@ use std::collections::BTreeSet;
 use zbelastic_consensus::plan::PlanRecord;
 use zbelastic_consensus::pre_copy::needed_at;
 use zbelastic_trainer::elastic::{StateLen, image_bytes};
-use zbelastic_types::{Bytes, LayerId, NodeId, Step};
-use zbelastic_wire::PieceRef;
+use zbelastic_types::{Bytes, Digest, LayerId, NodeId, Step};
 
-use zbelastic_api::LongActivity;
-use zbelastic_policy::WorkCounter;
-use zbelastic_policy::device_gauge::DeviceGauge;
-use zbelastic_policy::tick::ticks_of_seconds;
+use crate::WorkCounter;
+use crate::device_gauge::DeviceGauge;
+use crate::long_activity::LongActivity;
+use crate::piece::PieceRef;
+use crate::tick::ticks_of_seconds;
 
 /// Ticks between two reports of an activity: faster is not readable, and heartbeats carry the count
 /// of work in between.
@@ -38,7 +38,7 @@ const EXPORT_PATIENCE: u32 = 6_000;
 
 /// The work under way, and the last report of it.
 #[derive(Default)]
-pub(super) struct WorkLog {
+pub struct WorkLog {
     /// Bytes of layers that were verified on their way here.
     received: WorkCounter,
     /// The part of those bytes from before the fetches that are under way.
@@ -48,6 +48,10 @@ pub(super) struct WorkLog {
     /// Bytes of pieces of checkpoints that were verified on their way here.
     pieces: WorkCounter,
     writing: Option<CheckpointWriteProgress>,
+    /// Data of the job that no node has.
+    missing: Option<Digest>,
+    /// Requests for such data that the nodes answered: waiting for it is progress.
+    misses: u64,
     reported: Option<(u64, Option<LongActivity>)>,
     /// The count of work that was passed to the session last.
     progress: u64,
@@ -99,23 +103,24 @@ struct CheckpointWriteProgress {
 
 impl WorkLog {
     /// A layer of so many bytes is fetched. Yields the counter for its bytes.
-    pub(super) fn begin_receiving(&mut self, length: u64) -> WorkCounter {
+    pub fn begin_receiving(&mut self, length: u64) -> WorkCounter {
         self.receiving += length;
         self.received.clone()
     }
 
     /// The counter for the bytes of fetched pieces.
-    pub(super) fn pieces(&self) -> &WorkCounter {
+    pub fn pieces(&self) -> &WorkCounter {
         &self.pieces
     }
 
     /// No layer is on its way any more.
-    pub(super) fn end_receiving(&mut self) {
+    pub fn end_receiving(&mut self) {
         self.received_before = self.received.total();
         self.receiving = 0;
     }
 
-    pub(super) fn begin_writing(&mut self, piece: PieceRef) {
+    /// A piece is written here, and where copies of it are kept.
+    pub fn begin_writing(&mut self, piece: PieceRef) {
         let version = piece.version;
         let writing = self.writing.take().filter(|writing| writing.version == version);
         let new = || CheckpointWriteProgress { version, under_way: BTreeSet::new(), done: 0 };
@@ -123,7 +128,7 @@ impl WorkLog {
     }
 
     /// A piece is durable, or will not be.
-    pub(super) fn note_written(&mut self, piece: PieceRef, is_durable: bool) {
+    pub fn note_written(&mut self, piece: PieceRef, is_durable: bool) {
         let version = piece.version;
         let Some(writing) = self.writing.as_mut().filter(|writing| writing.version == version)
         else {
@@ -137,8 +142,15 @@ impl WorkLog {
         }
     }
 
+    /// Data of the job was requested: all nodes answered that they do not have `missing`, or it is not
+    /// waited for. Yields whether other data was missing before, or none.
+    pub fn note_missing(&mut self, missing: Option<Digest>) -> bool {
+        self.misses += u64::from(missing.is_some());
+        std::mem::replace(&mut self.missing, missing) != missing
+    }
+
     /// A controller sent that layers of a checkpoint are being read.
-    pub(super) fn note_export(&mut self) {
+    pub fn note_export(&mut self) {
         self.export_ticks = EXPORT_TICKS;
     }
 
@@ -159,6 +171,9 @@ impl WorkLog {
     }
 
     fn activity(&self, gauge: &DeviceGauge) -> Option<LongActivity> {
+        if let Some(hash) = self.missing {
+            return Some(LongActivity::AwaitingData { hash });
+        }
         let received = self.received.total() - self.received_before;
         if received < self.receiving {
             let done = Bytes(received);
@@ -177,13 +192,13 @@ impl WorkLog {
     }
 
     /// Another plan was loaded, under which so many bytes are held here.
-    pub(super) const fn note_held(&mut self, bytes: u64) {
+    pub const fn note_held(&mut self, bytes: u64) {
         self.command.held = bytes;
     }
 
     /// Whether an operation began or ended since the last call, as the gauge counts edges; and if it
     /// did, whether one is under way now.
-    pub(super) fn note_edges(&mut self, edges: u64) -> Option<bool> {
+    pub fn note_edges(&mut self, edges: u64) -> Option<bool> {
         let has_changed = std::mem::replace(&mut self.edges_seen, edges) != edges;
         has_changed.then(|| !edges.is_multiple_of(2))
     }
@@ -191,19 +206,14 @@ impl WorkLog {
     /// A tick passes: the activity of the device thread is read from its gauge, and an evaluation
     /// waits while pieces are kept (`is_keeping`). `moved` are the bytes that went to or from the
     /// disk, and those of pieces that arrived to be kept for others.
-    pub(super) fn handle_tick(
-        &mut self,
-        gauge: &DeviceGauge,
-        is_keeping: bool,
-        moved: u64,
-    ) -> WorkReport {
+    pub fn handle_tick(&mut self, gauge: &DeviceGauge, is_keeping: bool, moved: u64) -> WorkReport {
         if self.command.gets_on(gauge.command_edges()) {
             gauge.work().add(1);
         }
         let is_evaluating = gauge.evaluation().get().is_some();
         gauge.evaluation().set_waiting(self.update_evaluation_wait(is_evaluating, is_keeping));
         let done = gauge.work().total() + self.received.total() + self.pieces.total() + moved;
-        let progress = done + self.export_waits;
+        let progress = done + self.export_waits + self.misses;
         let is_new = std::mem::replace(&mut self.progress, progress) != progress;
         let activity = self.due_activity(done, gauge);
         WorkReport { progress: is_new.then_some(progress), activity }
@@ -227,15 +237,15 @@ impl WorkLog {
 
 /// The reports of a worker about its work after a tick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct WorkReport {
+pub struct WorkReport {
     /// The count of work, if it grew: for the session.
-    pub(super) progress: Option<u64>,
+    pub progress: Option<u64>,
     /// The count of work and the long activity, if that is due: for controllers.
-    pub(super) activity: Option<(u64, Option<LongActivity>)>,
+    pub activity: Option<(u64, Option<LongActivity>)>,
 }
 
 /// Bytes that a node holds under a plan of layers whose state has so many floats.
-pub(super) fn held_bytes(
+pub fn held_bytes(
     plan: &PlanRecord,
     me: NodeId,
     len: impl Fn(LayerId) -> Option<StateLen>,
@@ -280,6 +290,20 @@ mod tests {
             Some(expected),
             "what came before is not counted again"
         );
+    }
+
+    #[test]
+    fn data_that_no_node_has_is_an_activity_and_each_answer_is_progress() {
+        let (mut log, gauge) = (WorkLog::default(), DeviceGauge::default());
+        let hash = Digest([7; 32]);
+        for answers in 1..=2 {
+            assert_eq!(log.note_missing(Some(hash)), answers == 1, "it is logged once");
+            assert_eq!(log.handle_tick(&gauge, false, 0).progress, Some(answers));
+        }
+        assert_eq!(log.handle_tick(&gauge, false, 0).progress, None, "silence is none");
+        assert_eq!(log.activity(&gauge), Some(LongActivity::AwaitingData { hash }));
+        assert!(log.note_missing(None));
+        assert_eq!(log.activity(&gauge), None);
     }
 
     #[test]

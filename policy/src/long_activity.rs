@@ -1,7 +1,7 @@
 //! Long work of a worker beside the passes of steps, as `status` shows it.
 
 use serde::{Deserialize, Serialize};
-use zbelastic_types::{Bytes, LayerId, Step};
+use zbelastic_types::{Bytes, Digest, LayerId, Step};
 
 /// Long work of a worker beside the passes of steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,6 +35,11 @@ pub enum LongActivity {
         /// The first layer whose weights are awaited.
         layer: LayerId,
     },
+    /// The text, weights or a shard of the job is on no node that was asked; it is requested again.
+    AwaitingData {
+        /// Its hash, by which the job names it.
+        hash: Digest,
+    },
 }
 
 impl std::fmt::Display for LongActivity {
@@ -49,6 +54,12 @@ impl std::fmt::Display for LongActivity {
             }
             Self::AwaitingIslands { layer } => {
                 write!(f, "waits for other islands to exchange layer {layer}")
+            }
+            Self::AwaitingData { hash } => {
+                write!(
+                    f,
+                    "waits for data {hash}, which no node has: `run` with the same configuration sends it again"
+                )
             }
         }
     }
