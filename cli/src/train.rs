@@ -292,7 +292,8 @@ fn scratch(config: &RunConfig, folder: &Path) -> Option<PathBuf> {
 fn submission(prepared: &PreparedRun) -> JobSubmission {
     let config = prepared.config.clone().without_data_paths();
     let weights = match &prepared.job.setup.weights {
-        InitialWeights::Drawn { .. } => None,
+        // A worker of a cluster alone has stored ones.
+        InitialWeights::Drawn { .. } | InitialWeights::Stored(_) => None,
         InitialWeights::Given(layers) => Some(weights_file(&config, layers)),
     };
     let toml = config.effective();

@@ -1,13 +1,12 @@
 //! The weights in a folder of Hugging Face's format: in one file or in several with an index.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use zbelastic_config::{RunConfig, WeightSource};
 use zbelastic_kernels::HostThreads;
-use zbelastic_machine::core_count;
+use zbelastic_machine::{DiskWeights, core_count};
 use zbelastic_trainer::hf::{
     ADAPTER_WEIGHTS, ImportError, ShardIndex, ShardIndexError, WEIGHTS_FILE, WEIGHTS_INDEX,
     WeightBytes, WeightFile, import_files, read_adapters, write_initial, write_safetensors,
@@ -34,31 +33,9 @@ enum WeightFolderError {
     Import(#[from] ImportError),
 }
 
-/// A file on this machine's disk.
-struct DiskFile {
-    file: File,
-    length: u64,
-}
-
-impl DiskFile {
-    fn open(folder: &Path, name: &str) -> Result<Self, WeightFolderError> {
-        let open = || {
-            let file = File::open(folder.join(name))?;
-            let length = file.metadata()?.len();
-            Ok(Self { file, length })
-        };
-        open().map_err(|error| WeightFolderError::Open { name: name.to_owned(), error })
-    }
-}
-
-impl WeightBytes for DiskFile {
-    fn len(&self) -> u64 {
-        self.length
-    }
-
-    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        self.file.read_exact_at(into, offset)
-    }
+fn open_weights(folder: &Path, name: &str) -> Result<DiskWeights, WeightFolderError> {
+    DiskWeights::open(&folder.join(name))
+        .map_err(|error| WeightFolderError::Open { name: name.to_owned(), error })
 }
 
 /// The weights of a folder, layer by layer.
@@ -141,7 +118,7 @@ fn read_adapters_of(
     model: &ModelConfig,
     layers: &mut [Vec<f32>],
 ) -> Result<(), WeightFolderError> {
-    let file = DiskFile::open(folder, ADAPTER_WEIGHTS)?;
+    let file = open_weights(folder, ADAPTER_WEIGHTS)?;
     check_size(ADAPTER_WEIGHTS, file.len(), WEIGHTS_BYTES_MAX)?;
     let mut bytes = vec![0; file.len() as usize];
     let read = file.read(0, &mut bytes);
@@ -171,9 +148,9 @@ fn read_weights(model: &ModelConfig, folder: &Path) -> Result<Vec<Vec<f32>>, Wei
     let is_sharded = !folder.join(WEIGHTS_FILE).exists() && folder.join(WEIGHTS_INDEX).exists();
     let index = if is_sharded { Some(read_index(folder)?) } else { None };
     let names = index.as_ref().map_or_else(|| vec![WEIGHTS_FILE], ShardIndex::files);
-    let files = names.iter().map(|name| DiskFile::open(folder, name));
-    let files = files.collect::<Result<Vec<DiskFile>, _>>()?;
-    let bytes: u64 = files.iter().map(DiskFile::len).sum();
+    let files = names.iter().map(|name| open_weights(folder, name));
+    let files = files.collect::<Result<Vec<DiskWeights>, _>>()?;
+    let bytes: u64 = files.iter().map(DiskWeights::len).sum();
     check_size("the model", bytes, WEIGHTS_BYTES_MAX)?;
     let named = names.iter().zip(&files);
     let files = named.map(|(name, bytes)| WeightFile { name: (*name).to_owned(), bytes });
@@ -183,7 +160,7 @@ fn read_weights(model: &ModelConfig, folder: &Path) -> Result<Vec<Vec<f32>>, Wei
 }
 
 fn read_index(folder: &Path) -> Result<ShardIndex, WeightFolderError> {
-    let file = DiskFile::open(folder, WEIGHTS_INDEX)?;
+    let file = open_weights(folder, WEIGHTS_INDEX)?;
     check_size(WEIGHTS_INDEX, file.len(), INDEX_BYTES_MAX)?;
     let read = fs::read_to_string(folder.join(WEIGHTS_INDEX));
     let text =

@@ -7,6 +7,7 @@ pub mod data_file;
 pub mod device;
 pub mod device_links;
 mod device_selector;
+mod disk_weights;
 pub mod layer_snapshot;
 pub mod machine_id;
 pub mod name_resolver;
@@ -16,6 +17,7 @@ pub mod second_store;
 pub mod unused_data;
 
 pub use device_selector::{DeviceError, DeviceList, DeviceSelector};
+pub use disk_weights::DiskWeights;
 
 use std::fs;
 use std::hint::black_box;

@@ -14,6 +14,7 @@ mod import_error;
 mod layer_window;
 mod names;
 mod shards;
+mod stored_weights;
 mod weight_file;
 mod weight_type;
 mod write;
@@ -24,12 +25,11 @@ pub use config::parse_config;
 pub use config_json::config_json;
 pub use config_keys::{ConfigError, dropout};
 pub use exported_config::{SpecialTokenIds, exported_config_json, generation_config_json};
-pub use import::{
-    WeightFile, import_adapters, import_files, import_initial, import_safetensors, read_adapters,
-};
+pub use import::{WeightFile, import_adapters, import_files, import_safetensors, read_adapters};
 pub use import_error::{HeaderError, ImportError};
 pub use layer_window::{LayerWindow, layer_order};
 pub use shards::{SHARDS_MAX, ShardIndex, ShardIndexError};
+pub use stored_weights::StoredWeights;
 pub use weight_file::WeightBytes;
 pub use weight_type::WeightType;
 pub use write::{

@@ -36,6 +36,7 @@ pub use config::{Family, LayerKind, ModelConfig, ModelError};
 pub use features::{AttentionBias, LlamaFeatures, RopeScaling};
 pub use freeze::{FreezeError, frozen_tensors};
 pub use frozen::FrozenTensors;
+pub(crate) use initial::draw_layer_adapters;
 pub use initial::{draw_adapters, draw_weights, initial_weights};
 pub use key_value_cache::KeyValueCache;
 pub use layer_bytes::{frozen_bytes, layer_bytes, replayed_bytes};

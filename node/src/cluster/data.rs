@@ -6,17 +6,17 @@ use std::sync::Arc;
 use zbelastic_data::cursor::CursorError;
 use zbelastic_data::store::StoreError;
 use zbelastic_data::training_data::TrainingData;
+use zbelastic_machine::DiskWeights;
 use zbelastic_machine::data_fetch::{DataFetchError, DataKeys, WantedData};
 use zbelastic_trainer::data::CorpusError;
-use zbelastic_trainer::hf::{ImportError, import_initial};
+use zbelastic_trainer::hf::{ImportError, StoredWeights, WeightBytes};
 use zbelastic_trainer::stage::InitialWeights;
 use zbelastic_transport::Transport;
 use zbelastic_types::{Digest, NodeId};
 use zbelastic_wire::document::{DataName, NamedJob};
 use zbelastic_wire::{self as wire, BulkKey};
 
-use super::checkpoint_thread::CheckpointThread;
-use zbelastic_policy::WorkCounter;
+use super::kept_data::DataRoute;
 
 /// The text and the weights that a job is built from.
 pub struct FetchedJob {
@@ -92,38 +92,64 @@ impl FetchError {
     }
 }
 
-/// Gets all that a job is built from: text and weights.
+/// Gets all that a job is built from: text and weights. Bytes that arrive or are read count as progress.
 ///
 /// # Errors
 /// If no node has it, or it cannot be used.
 pub async fn fetch_job(
     document: Arc<NamedJob>,
-    (transport, checkpoint_thread): (&Transport, &CheckpointThread),
-    holders: Vec<NodeId>,
+    route: &DataRoute,
     local: Vec<String>,
 ) -> Result<FetchedJob, FetchError> {
-    let (corpus, mut damaged) = if document.job.stores.is_empty() {
-        let name = document.job.text;
-        let FetchedData { bytes, damaged } = match read_local(name, local).await {
+    let job = document.job.clone();
+    let (corpus, mut damaged) = if job.stores.is_empty() {
+        let FetchedData { bytes, damaged } = match read_local(job.text, local).await {
             Some(bytes) => FetchedData { bytes, damaged: Vec::new() },
-            None => fetch_data(name, transport, checkpoint_thread, holders.clone()).await?,
+            None => fetch_data(job.text, route).await?,
         };
-        (TrainingData::Text(document.job.corpus(bytes)?), damaged)
+        let corpus = beside(move || Ok(TrainingData::Text(job.corpus(bytes)?))).await?;
+        (corpus, damaged)
     } else {
-        (TrainingData::Stores(document.job.mixture()?), Vec::new())
+        (TrainingData::Stores(job.mixture()?), Vec::new())
     };
     let corpus = Arc::new(corpus);
     let weights = match document.job.weights {
         None => InitialWeights::Drawn { seed: document.job.config.seed },
         Some(name) => {
-            let found = fetch_data(name, transport, checkpoint_thread, holders).await?;
-            damaged.extend(found.damaged);
-            let config = &document.job.config;
-            let layers = import_initial(&config.model, config.seed, &found.bytes)?;
-            InitialWeights::Given(Arc::new(layers))
+            let (file, found) = fetch_weights(name, route).await?;
+            damaged.extend(found);
+            let config = document.job.config.clone();
+            let open = move || Ok(StoredWeights::open(&config.model, config.seed, file)?);
+            InitialWeights::Stored(Arc::new(beside(open).await?))
         }
     };
     Ok(FetchedJob { document, corpus, weights, damaged })
+}
+
+/// Runs `work` on a thread that may block.
+async fn beside<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, FetchError> + Send + 'static,
+) -> Result<T, FetchError> {
+    tokio::task::spawn_blocking(work).await.map_err(|_| FetchError::Interrupted)?
+}
+
+/// Gets the file of weights onto this node's disk, or into memory where the disk has no space for it.
+async fn fetch_weights(
+    name: DataName,
+    route: &DataRoute,
+) -> Result<(Box<dyn WeightBytes + Send>, Vec<DamagedCopy>), FetchError> {
+    let nodes = match wanted(name, route).keep().await {
+        Ok(nodes) => nodes,
+        Err(DataFetchError::Room(_)) => {
+            let FetchedData { bytes, damaged } = fetch_data(name, route).await?;
+            return Ok((Box::new(bytes), damaged));
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let (path, progress) = (route.checkpoint_thread.data_path(name.hash), route.progress.clone());
+    let open =
+        move || Ok(DiskWeights::open(&path).map_err(DataFetchError::from)?.counted(progress));
+    Ok((Box::new(beside(open).await?), damaged_copies(name, nodes)))
 }
 
 /// The text at the configured paths, if it is this one.
@@ -139,28 +165,25 @@ async fn read_local(name: DataName, paths: Vec<String>) -> Option<Vec<u8>> {
 
 /// Gets bytes by their hash: from this node's disk, and what is missing or damaged there from
 /// others.
-async fn fetch_data(
-    name: DataName,
-    transport: &Transport,
-    checkpoint_thread: &CheckpointThread,
-    holders: Vec<NodeId>,
-) -> Result<FetchedData, FetchError> {
-    let (bytes, nodes) = wanted(name, (transport, checkpoint_thread), holders).read().await?;
+async fn fetch_data(name: DataName, route: &DataRoute) -> Result<FetchedData, FetchError> {
+    let (bytes, nodes) = wanted(name, route).read().await?;
     Ok(FetchedData { bytes, damaged: damaged_copies(name, nodes) })
 }
 
-/// Data that is to lie in this node's folder, and may be fetched from these.
-pub(super) fn wanted<'a>(
-    name: DataName,
-    (connections, checkpoint_thread): (&'a Transport, &CheckpointThread),
-    holders: Vec<NodeId>,
-) -> WantedData<'a, Transport> {
+/// Data that is to lie in this node's folder.
+pub(super) fn wanted(name: DataName, route: &DataRoute) -> WantedData<'_, Transport> {
     let keys = DataKeys {
         bytes: wire::encode(&BulkKey::Data(name.hash)),
         hashes: wire::encode(&BulkKey::DataHashes(name.hash)),
     };
-    let path = checkpoint_thread.data_path(name.hash);
-    WantedData { name, keys, path, connections, holders, progress: WorkCounter::default() }
+    WantedData {
+        name,
+        keys,
+        path: route.checkpoint_thread.data_path(name.hash),
+        connections: &route.transport,
+        holders: route.holders.clone(),
+        progress: route.progress.clone(),
+    }
 }
 
 /// The damaged copies of these nodes.

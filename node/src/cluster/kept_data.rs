@@ -2,7 +2,6 @@
 //! and never whole in memory.
 
 use zbelastic_data::store::{TokenStore, find_store};
-use zbelastic_machine::data_fetch::WantedData;
 use zbelastic_transport::Transport;
 use zbelastic_types::NodeId;
 use zbelastic_wire::document::DataName;
@@ -38,9 +37,7 @@ pub struct DataRoute {
 /// # Errors
 /// If no node has it, or the disk has no space for it.
 pub async fn keep_data(name: DataName, route: &DataRoute) -> Result<Vec<DamagedCopy>, FetchError> {
-    let DataRoute { transport, checkpoint_thread, holders, progress } = route;
-    let wanted = wanted(name, (transport, checkpoint_thread), holders.clone());
-    let nodes = WantedData { progress: progress.clone(), ..wanted }.keep().await?;
+    let nodes = wanted(name, route).keep().await?;
     Ok(damaged_copies(name, nodes))
 }
 

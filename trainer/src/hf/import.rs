@@ -17,7 +17,7 @@ use super::names::{
 };
 use super::shards::ShardIndex;
 use super::weight_file::{READ_AT_ONCE, StoredTensor, TensorReader, WeightBytes, read_header};
-use crate::model::{ModelConfig, draw_adapters, model_layers};
+use crate::model::{ModelConfig, model_layers};
 
 /// Rows and columns of ours that are filled together from a transposed matrix, by way of a tile of a
 /// page: a line of a cache holds as many floats of the file, and rows of ours lie so far apart that
@@ -37,14 +37,14 @@ pub struct WeightFile<'a> {
 }
 
 /// A tensor of the model's files, and the one that was found for it.
-struct PlacedTensor {
+pub(super) struct PlacedTensor {
     file: usize,
     stored: StoredTensor,
-    tensor: FileTensor,
+    pub(super) tensor: FileTensor,
 }
 
 /// The tensors of all files by name, each with the index of its file.
-type TensorsByName = BTreeMap<String, (usize, StoredTensor)>;
+pub(super) type TensorsByName = BTreeMap<String, (usize, StoredTensor)>;
 
 /// The weights of `model` in one file, layer by layer.
 ///
@@ -71,29 +71,6 @@ pub fn import_files(
         check_index(index, files, &found)?;
     }
     import_found(model, files, &mut found, host)
-}
-
-/// The weights of `model` that a run begins with, from a file of [`super::write_initial`]: with adapters if they are
-/// there, and else with those that `seed` gives.
-///
-/// # Errors
-/// As of [`import_files`].
-pub fn import_initial(
-    model: &ModelConfig,
-    seed: u64,
-    file: &[u8],
-) -> Result<Vec<Vec<f32>>, ImportError> {
-    let file = WeightFile { name: "the file of weights".to_owned(), bytes: &file };
-    let files = std::slice::from_ref(&file);
-    let mut found = find_tensors(files)?;
-    let adapters = adapter_tensors(model);
-    let has_adapters = adapters.iter().any(|tensor| found.contains_key(&tensor.name));
-    let adapters = if has_adapters { adapters } else { Vec::new() };
-    let placed = place(adapters, &mut found)?;
-    let mut layers = import_found(model, files, &mut found, &HostThreads::one())?;
-    draw_adapters(model, seed, &mut layers);
-    read_all(&placed, files, &mut layers, &HostThreads::one())?;
-    Ok(layers)
 }
 
 /// The weights of `model` but for its adapters, of which all that is found is used.
@@ -149,10 +126,10 @@ pub fn read_adapters(
 }
 
 /// Reads tensors into the layers, side by side. Of several that are damaged the first is reported.
-fn read_all(
+pub(super) fn read_all<L: AsMut<[f32]>>(
     placed: &[PlacedTensor],
     files: &[WeightFile<'_>],
-    layers: &mut [Vec<f32>],
+    layers: &mut [L],
     host: &HostThreads,
 ) -> Result<(), ImportError> {
     let mut outcomes: Vec<Result<(), ImportError>> = placed.iter().map(|_| Ok(())).collect();
@@ -168,7 +145,10 @@ fn read_all(
 type TensorRead<'p, 'l> = ((&'p PlacedTensor, Vec<&'l mut [f32]>), &'p mut Result<(), ImportError>);
 
 /// The floats of the parts of each tensor, which share none.
-fn parts_of<'l>(placed: &[PlacedTensor], layers: &'l mut [Vec<f32>]) -> Vec<Vec<&'l mut [f32]>> {
+fn parts_of<'l, L: AsMut<[f32]>>(
+    placed: &[PlacedTensor],
+    layers: &'l mut [L],
+) -> Vec<Vec<&'l mut [f32]>> {
     let mut parts: Vec<Vec<&mut [f32]>> = Vec::new();
     let mut ranges = Vec::new();
     for (tensor, PlacedTensor { tensor: found, .. }) in placed.iter().enumerate() {
@@ -179,7 +159,7 @@ fn parts_of<'l>(placed: &[PlacedTensor], layers: &'l mut [Vec<f32>]) -> Vec<Vec<
     ranges.sort_unstable_by_key(|(layer, range, _)| (*layer, range.start));
     // What is left of each layer, and where it begins there.
     let mut rests: Vec<(usize, &mut [f32])> =
-        layers.iter_mut().map(|layer| (0, &mut layer[..])).collect();
+        layers.iter_mut().map(|layer| (0, layer.as_mut())).collect();
     for (layer, range, (tensor, at)) in ranges {
         let (begin, rest) = std::mem::take(&mut rests[layer]);
         let (_, rest) = rest.split_at_mut(range.start - begin);
@@ -190,7 +170,7 @@ fn parts_of<'l>(placed: &[PlacedTensor], layers: &'l mut [Vec<f32>]) -> Vec<Vec<
     parts
 }
 
-fn find_tensors(files: &[WeightFile<'_>]) -> Result<TensorsByName, ImportError> {
+pub(super) fn find_tensors(files: &[WeightFile<'_>]) -> Result<TensorsByName, ImportError> {
     let mut found = TensorsByName::new();
     for (index, file) in files.iter().enumerate() {
         let name = || file.name.clone();
@@ -222,7 +202,7 @@ fn check_index(
 }
 
 /// Finds what there is for each of these tensors, and takes it out of `found`.
-fn place(
+pub(super) fn place(
     tensors: Vec<FileTensor>,
     found: &mut TensorsByName,
 ) -> Result<Vec<PlacedTensor>, ImportError> {
@@ -250,7 +230,7 @@ fn take(
     Ok((file, stored))
 }
 
-fn check_extra(model: &ModelConfig, found: &TensorsByName) -> Result<(), ImportError> {
+pub(super) fn check_extra(model: &ModelConfig, found: &TensorsByName) -> Result<(), ImportError> {
     match found.keys().find(|name| !is_buffer(model, name)) {
         Some(name) => Err(ImportError::Extra { name: name.clone() }),
         None => Ok(()),
@@ -258,6 +238,20 @@ fn check_extra(model: &ModelConfig, found: &TensorsByName) -> Result<(), ImportE
 }
 
 impl PlacedTensor {
+    /// The tensor with its parts in one layer, as if that was the only one.
+    pub(super) fn within(&self, layer: usize) -> Self {
+        let parts = self.tensor.parts.iter().filter(|part| part.layer == layer);
+        let parts = parts.map(|part| TensorPart { layer: 0, ..part.clone() }).collect();
+        let (name, shape) = (self.tensor.name.clone(), self.tensor.shape.clone());
+        let tensor = FileTensor { name, shape, parts };
+        Self { file: self.file, stored: self.stored.clone(), tensor }
+    }
+
+    /// Where its elements begin in the file.
+    pub(super) fn start(&self) -> u64 {
+        self.stored.start
+    }
+
     /// Reads the tensor into the floats of its parts.
     fn read(&self, file: &WeightFile<'_>, parts: &mut [&mut [f32]]) -> Result<(), ImportError> {
         let mut reader = TensorReader::new(file.bytes, &file.name, &self.stored)?;
@@ -314,7 +308,7 @@ impl TensorPart {
 }
 
 /// The matrix of a tied head that is in the files as well is the embedding.
-fn compare(
+pub(super) fn compare(
     file: &WeightFile<'_>,
     tensor: &StoredTensor,
     embedding: &[f32],

@@ -28,7 +28,7 @@ impl FileTensor {
 }
 
 /// A part of a file's tensor that is a tensor of ours.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct TensorPart {
     /// Index of our layer, and where in it the tensor lies.
     pub(super) layer: usize,

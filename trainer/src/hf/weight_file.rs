@@ -46,6 +46,16 @@ impl WeightBytes for &[u8] {
     }
 }
 
+impl WeightBytes for Vec<u8> {
+    fn len(&self) -> u64 {
+        Self::len(self) as u64
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        WeightBytes::read(&&self[..], offset, into)
+    }
+}
+
 /// A tensor of a file.
 #[derive(Clone, Debug)]
 pub(super) struct StoredTensor {

@@ -323,7 +323,7 @@ pub fn write_safetensors(
 }
 
 /// Writes one safetensors file of the weights that a run begins with, adapters included, as they are:
-/// [`super::import_initial`] reads it.
+/// [`super::StoredWeights`] reads it.
 ///
 /// # Errors
 /// If `to` cannot be written.

@@ -58,11 +58,17 @@ pub fn draw_adapters(model: &ModelConfig, seed: u64, layers: &mut [Vec<f32>]) {
     if model.lora.is_none() {
         return;
     }
-    for (mut spec, weights) in model_layers(model).into_iter().zip(layers) {
-        spec.tensors.retain(TensorSpec::is_adapter);
-        if !spec.tensors.is_empty() {
-            draw_weights(&HostThreads::one(), &spec, seed, weights);
-        }
+    for (spec, weights) in model_layers(model).iter().zip(layers) {
+        draw_layer_adapters(spec, seed, weights);
+    }
+}
+
+/// Draws the adapters of a layer, if it has any, in its floats; all else stays.
+pub(crate) fn draw_layer_adapters(spec: &LayerSpec, seed: u64, weights: &mut [f32]) {
+    let mut adapters = spec.clone();
+    adapters.tensors.retain(TensorSpec::is_adapter);
+    if !adapters.tensors.is_empty() {
+        draw_weights(&HostThreads::one(), &adapters, seed, weights);
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use zbelastic_kernels::{HostFloats, HostThreads};
 use zbelastic_types::Step;
 
+use crate::hf::StoredWeights;
 use crate::layer_image::LayerImage;
 use crate::model::{LayerSpec, draw_weights};
 
@@ -18,13 +19,15 @@ pub enum InitialWeights {
     },
     /// Given, layer by layer, in the order in which a layer's tensors lie.
     Given(Arc<Vec<Vec<f32>>>),
+    /// In a file, of which a layer is read when it is needed.
+    Stored(Arc<StoredWeights>),
 }
 
 impl InitialWeights {
     /// The initial weights of a layer, tensor after tensor.
     ///
     /// # Panics
-    /// If there is no memory for them.
+    /// If there is no memory for them, or the file of stored ones, which was read whole before, cannot be read any more.
     #[must_use]
     pub fn of_layer(&self, spec: &LayerSpec) -> HostFloats {
         self.of_layer_on(&HostThreads::one(), spec)
@@ -38,6 +41,9 @@ impl InitialWeights {
             Self::Given(layers) => {
                 weights.as_mut_slice().copy_from_slice(&layers[spec.layer.index()]);
             }
+            Self::Stored(stored) => stored
+                .read_layer(host, spec, weights.as_mut_slice())
+                .expect("the weights that the run begins with were read before"),
         }
         weights
     }

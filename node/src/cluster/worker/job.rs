@@ -198,14 +198,12 @@ impl WorkerJob {
                 return;
             }
         };
-        let transport = ports.tasks.transport().clone();
-        let checkpoint_thread = ports.tasks.checkpoint_thread().clone();
         let holders = ports.holders(roster);
+        let route = route(holders, ports.work_log.pieces().clone(), &ports.tasks);
         self.newest_sealed = Step(0);
         self.readiness = JobReadiness::Fetching([command].into());
         ports.tasks.spawn(async move {
-            let fetched =
-                fetch_job(document, (&transport, &checkpoint_thread), holders, local).await;
+            let fetched = fetch_job(document, &route, local).await;
             WorkerCompletion::Job(Box::new(fetched))
         });
     }

@@ -3,9 +3,13 @@
 use safetensors::tensor::{TensorView, serialize};
 
 use super::*;
-use crate::hf::{HeaderError, NamedTensor, config_json, parse_config, to_named, write_safetensors};
+use crate::hf::{
+    HeaderError, NamedTensor, StoredWeights, config_json, parse_config, to_named, write_initial,
+    write_safetensors,
+};
 use crate::model::{
-    AttentionBias, Family, FrozenTensors, LlamaFeatures, RopeScaling, initial_weights,
+    AttentionBias, Family, FrozenTensors, LayerSpec, LlamaFeatures, LoraInit, LoraScaling,
+    LoraSettings, RopeScaling, draw_adapters, initial_weights,
 };
 use safetensors::tensor::Dtype;
 
@@ -317,4 +321,60 @@ fn tensors_may_lie_in_several_files_each_where_the_index_says() {
     let twice = [back, &front[..1]].concat();
     assert!(matches!(read(entries.clone(), &twice), Err(ImportError::Twice { .. })));
     assert!(matches!(read(entries, &back[1..]), Err(ImportError::Misplaced { .. })));
+}
+
+/// The layers that a file of initial weights gives a model, each read alone.
+fn stored_layers(model: &ModelConfig, file: Vec<u8>) -> Result<Vec<Vec<f32>>, ImportError> {
+    let stored = StoredWeights::open(model, 7, Box::new(file))?;
+    let read = |spec: &LayerSpec| {
+        let mut floats = vec![0.0; spec.len()];
+        stored.read_layer(&HostThreads::one(), spec, &mut floats).expect("it was read before");
+        floats
+    };
+    Ok(model_layers(model).iter().map(read).collect())
+}
+
+fn initial_file(model: &ModelConfig, layers: &[Vec<f32>]) -> Vec<u8> {
+    let mut file = Vec::new();
+    write_initial(model, layers, &mut file).expect("memory");
+    file
+}
+
+/// `layers` with room for the adapters of `adapted`, drawn from a seed.
+fn with_adapters(adapted: &ModelConfig, layers: &[Vec<f32>], seed: u64) -> Vec<Vec<f32>> {
+    let empty = model_layers(adapted).into_iter().map(|spec| vec![0.0; spec.len()]);
+    let mut all: Vec<Vec<f32>> = empty.collect();
+    for (to, from) in all.iter_mut().zip(layers) {
+        to[..from.len()].copy_from_slice(from);
+    }
+    draw_adapters(adapted, seed, &mut all);
+    all
+}
+
+#[test]
+fn each_stored_layer_alone_is_that_of_the_model() {
+    for model in models() {
+        let lora = LoraSettings {
+            rank: 2,
+            alpha: 4.0,
+            scaling: LoraScaling::Standard,
+            init: LoraInit::Kaiming,
+            targets: vec!["*".to_owned()],
+        };
+        let adapted = lora.adapt(&model).expect("it has such layers");
+        let layers = distinct_weights(&model);
+        let plain = initial_file(&model, &layers);
+        assert_eq!(stored_layers(&model, plain.clone()).expect("its own"), layers);
+        // Adapters that the file has not are drawn, and those that it has are read.
+        let drawn = with_adapters(&adapted, &layers, 7);
+        assert_eq!(stored_layers(&adapted, plain.clone()).expect("its own"), drawn);
+        let given = with_adapters(&adapted, &layers, 8);
+        let file = initial_file(&adapted, &given);
+        assert_eq!(stored_layers(&adapted, file).expect("its own"), given);
+        let mut cut = plain.clone();
+        cut.truncate(plain.len() - 4);
+        assert!(matches!(stored_layers(&model, cut), Err(ImportError::Format { .. })));
+        let other = ModelConfig { blocks: 1, ..model };
+        assert!(matches!(stored_layers(&other, plain), Err(ImportError::Extra { .. })));
+    }
 }
