@@ -8,6 +8,7 @@ mod adapter_config;
 mod config;
 mod config_json;
 mod config_keys;
+mod distinct_keys;
 mod exported_config;
 mod import;
 mod import_error;

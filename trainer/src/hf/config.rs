@@ -3,6 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::config_keys::{ConfigError, ConfigKeys};
+use super::distinct_keys::read_object;
 use crate::model::{AttentionBias, Family, FrozenTensors, LlamaFeatures, ModelConfig, RopeScaling};
 
 /// The model types of the Llama family, whose files say the same by other keys.
@@ -26,7 +27,7 @@ const WINDOW_FIRST: u32 = 28;
 /// # Errors
 /// If it is no configuration, or of a model that is not supported.
 pub fn parse_config(text: &str) -> Result<ModelConfig, ConfigError> {
-    let map: Map<String, Value> = serde_json::from_str(text)?;
+    let map = read_object(text)?;
     let keys = ConfigKeys::new(&map);
     let model = match map.get("model_type").and_then(Value::as_str) {
         Some("gpt2") => parse_gpt2(&keys),
@@ -48,6 +49,8 @@ pub fn parse_config(text: &str) -> Result<ModelConfig, ConfigError> {
 fn check_common(keys: &ConfigKeys<'_>) -> Result<(), ConfigError> {
     keys.only("pruned_heads", "{}", |heads| heads == &json!({}))?;
     keys.only_false("tie_encoder_decoder")?;
+    keys.only_false("is_encoder_decoder")?;
+    keys.only_false("add_cross_attention")?;
     keys.only("quantization_config", "null", |_| false)
 }
 

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 /// Why a configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// It is no JSON object.
+    /// It is no JSON object, or an object in it has a key twice.
     #[error("config.json is no JSON object: {0}")]
     Json(#[from] serde_json::Error),
     /// A key is missing or of another type.
@@ -65,13 +65,12 @@ const SHOWN_MAX: usize = 100;
 
 /// Keys that change no weight of a model that is trained: names and versions, how it is run or
 /// generates text, heads for other tasks, and what older releases and other programs wrote.
-const WITHOUT_EFFECT: [&str; 79] = [
+const WITHOUT_EFFECT: [&str; 77] = [
     "_attn_implementation",
     "_attn_implementation_autoset",
     "_commit_hash",
     "_name_or_path",
     "_num_labels",
-    "add_cross_attention",
     "architectures",
     "attn_implementation",
     "bad_words_ids",
@@ -94,7 +93,6 @@ const WITHOUT_EFFECT: [&str; 79] = [
     "id2label",
     "initializer_range",
     "is_decoder",
-    "is_encoder_decoder",
     "is_llama_config",
     "label2id",
     "length_penalty",

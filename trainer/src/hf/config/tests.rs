@@ -3,12 +3,18 @@
 use super::*;
 use crate::hf::config_json;
 
-/// A file of this type, with these keys beside the sizes; a later key replaces an earlier one.
+/// A file of an object that ends with these keys; a later key replaces an earlier one.
+fn file_of(text: &str) -> String {
+    let file: Value = serde_json::from_str(text).unwrap_or_else(|error| panic!("{text}: {error}"));
+    file.to_string()
+}
+
+/// A file of this type, with these keys beside the sizes.
 fn llama_file(model_type: &str, keys: &str) -> String {
     let text = r#"{"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4,
         "num_hidden_layers": 2, "max_position_embeddings": 64, "vocab_size": 99, "rope_theta": 1e4,
         "model_type": "#;
-    format!("{text}\"{model_type}\"{keys}}}")
+    file_of(&format!("{text}\"{model_type}\"{keys}}}"))
 }
 
 fn parsed(model_type: &str, keys: &str) -> ModelConfig {
@@ -198,10 +204,10 @@ fn what_is_written_is_read_as_the_same_model() {
 #[test]
 fn the_file_of_a_gpt2_may_be_of_an_older_release_but_not_in_doubt() {
     let file = |keys: &str| {
-        format!(
+        file_of(&format!(
             r#"{{"model_type": "gpt2", "n_embd": 24, "n_head": 4, "n_layer": 2, "n_positions": 16,
             "vocab_size": 99{keys}}}"#
-        )
+        ))
     };
     let older = r#", "n_special": 0, "predict_special_tokens": true, "output_past": true, "_num_labels": 1"#;
     assert_eq!(parse_config(&file(older)).expect("an older file").head_width, 6);
@@ -212,4 +218,26 @@ fn the_file_of_a_gpt2_may_be_of_an_older_release_but_not_in_doubt() {
     check(r#", "tie_word_embeddings": null"#, "`tie_word_embeddings` is null; only true or false");
     check(r#", "n_head": 5"#, "`n_head` is 5; only a number that divides n_embd");
     check(r#", "activation_function": "gelu""#, "\"gelu_new\" or \"gelu_pytorch_tanh\"");
+}
+
+#[test]
+fn what_would_be_another_model_and_a_key_that_stands_there_twice_are_refused() {
+    for key in ["add_cross_attention", "is_encoder_decoder"] {
+        for model_type in ["llama", "mistral", "qwen2", "qwen3"] {
+            let part = format!("`{key}` is true; only false is supported");
+            check_refused(model_type, &format!(r#", "{key}": true"#), &part);
+        }
+        parsed("llama", &format!(r#", "{key}": false"#));
+    }
+    let gpt2 = r#"{"model_type": "gpt2", "n_embd": 24, "n_head": 4, "n_layer": 2,
+        "n_positions": 16, "vocab_size": 99, "add_cross_attention": KEY}"#;
+    parse_config(&gpt2.replace("KEY", "false")).expect("a decoder");
+    let error = parse_config(&gpt2.replace("KEY", "true")).expect_err("refused").to_string();
+    assert!(error.contains("`add_cross_attention` is true"), "{error}");
+    let twice = gpt2.replace("KEY", r#"false, "n_head": 4"#);
+    let error = parse_config(&twice).expect_err("refused").to_string();
+    assert!(error.contains("the key `n_head` stands there twice"), "{error}");
+    let nested = r#"false, "task_specific_params": {"a": 1, "a": 1}"#;
+    let error = parse_config(&gpt2.replace("KEY", nested)).expect_err("refused").to_string();
+    assert!(error.contains("the key `a` stands there twice"), "{error}");
 }
