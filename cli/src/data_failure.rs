@@ -42,8 +42,14 @@ pub fn of_list(error: &SourceListError) -> CommandFailure {
     }
 }
 
-/// A source that cannot be read.
-pub fn of_source(error: &SourceError) -> CommandFailure {
+/// The flags of `data prepare` that hints on sources name.
+pub const PREPARE_FLAGS: &[&str] = &[FIELD, SKIP_BAD];
+/// The one that `tokenizer train` and `eval` have as well.
+pub const FIELD: &str = "--field";
+const SKIP_BAD: &str = "--skip-bad";
+
+/// A source that cannot be read by a command with these of [`PREPARE_FLAGS`].
+pub fn of_source(error: &SourceError, flags: &[&str]) -> CommandFailure {
     if let Some(failure) = remote_sources::failure_of_source(error) {
         return failure;
     }
@@ -54,7 +60,7 @@ pub fn of_source(error: &SourceError) -> CommandFailure {
         }
         SourceError::Bad { file, line, problem } => {
             let place = format!("{file}:{line}");
-            corpus(FailureDetail::new(problem.to_string()).at(place).hint(bad_hint(problem)))
+            corpus(FailureDetail::new(problem.to_string()).at(place).hint(bad_hint(problem, flags)))
         }
         SourceError::NotUtf8 { file, offset } => {
             let detail = FailureDetail::new(format!("byte {offset} is not UTF-8"));
@@ -62,7 +68,7 @@ pub fn of_source(error: &SourceError) -> CommandFailure {
         }
         SourceError::NoColumn { .. } => {
             let detail = FailureDetail::new(error.to_string());
-            corpus(detail.hint("--field NAME, with one of these columns"))
+            corpus(detail.hint(field_hint("columns", flags)))
         }
         SourceError::Parquet { .. } => {
             let detail = FailureDetail::new(error.to_string());
@@ -78,12 +84,28 @@ pub fn of_source(error: &SourceError) -> CommandFailure {
     }
 }
 
-fn bad_hint(problem: &BadDocument) -> &'static str {
-    match problem {
-        BadDocument::NoField { .. } => "--field NAME, with one of these; --skip-bad leaves it out",
+fn bad_hint(problem: &BadDocument, flags: &[&str]) -> String {
+    let hint = match problem {
+        BadDocument::NoField { .. } => field_hint("fields", flags),
         BadDocument::Json { .. } | BadDocument::FieldType { .. } | BadDocument::TooLong { .. } => {
-            "mend the line; --skip-bad counts such lines and leaves them out"
+            "mend the line".to_owned()
         }
+    };
+    or_skipped(hint, "lines", flags)
+}
+
+fn field_hint(what: &str, flags: &[&str]) -> String {
+    match flags.contains(&FIELD) {
+        true => format!("{FIELD} NAME, with one of these {what}"),
+        false => format!("data.tokens of a store by `zbelastic data prepare {FIELD} NAME`"),
+    }
+}
+
+/// The hint, and that bad ones are left out on request where the command has the flag for it.
+fn or_skipped(hint: String, what: &str, flags: &[&str]) -> String {
+    match flags.contains(&SKIP_BAD) {
+        true => format!("{hint}; {SKIP_BAD} counts such {what} and leaves them out"),
+        false => hint,
     }
 }
 
@@ -111,7 +133,7 @@ pub fn of_folder(typed: &Path, error: &FolderError) -> CommandFailure {
     }
 }
 
-fn of_encode(place: String, error: &EncodeError) -> CommandFailure {
+fn of_encode(place: String, error: &EncodeError, flags: &[&str]) -> CommandFailure {
     let detail = FailureDetail::new(error.to_string()).at(place);
     corpus(match error {
         EncodeError::NoChatTemplate => {
@@ -123,19 +145,26 @@ fn of_encode(place: String, error: &EncodeError) -> CommandFailure {
         EncodeError::NoDate => detail
             .why("a template that writes today's date makes other tokens of the same data each day")
             .hint("--date 2026-11-29, or another day"),
-        EncodeError::Render { .. } => detail.hint("mend the record, or the template"),
+        EncodeError::Render { .. } => {
+            let hint = "mend the record, or the template".to_owned();
+            detail.hint(or_skipped(hint, "records", flags))
+        }
+        EncodeError::Template { .. } => detail.hint("mend the template"),
         EncodeError::Tokenize { .. } => detail,
     })
 }
 
-/// A store that cannot be made. [`PrepareError::Stopped`] is the caller's to explain.
-pub fn of_prepare(error: &PrepareError) -> CommandFailure {
+/// A store that cannot be made by a command with these of [`PREPARE_FLAGS`]. [`PrepareError::Stopped`] is the
+/// caller's to explain.
+pub fn of_prepare(error: &PrepareError, flags: &[&str]) -> CommandFailure {
     let detail = FailureDetail::new(error.to_string());
     let refused = "the token store cannot be made";
     match error {
         PrepareError::List(error) => of_list(error),
-        PrepareError::Source(error) => of_source(error),
-        PrepareError::Encode { file, line, source } => of_encode(format!("{file}:{line}"), source),
+        PrepareError::Source(error) => of_source(error, flags),
+        PrepareError::Encode { file, line, source } => {
+            of_encode(format!("{file}:{line}"), source, flags)
+        }
         PrepareError::LossMask { .. } | PrepareError::Panicked => {
             failure(FailureCode::Internal, refused, detail)
         }
@@ -218,7 +247,7 @@ mod tests {
             source: kind.into(),
         };
         let check = |kind, code, hint: &str| {
-            let failure = of_prepare(&error(kind));
+            let failure = of_prepare(&error(kind), PREPARE_FLAGS);
             assert_eq!(failure.code, code, "{failure}");
             let text = failure.to_string();
             assert!(text.contains("cannot write store/00001.shard.part"), "{text}");
@@ -228,6 +257,34 @@ mod tests {
         check(io::ErrorKind::StorageFull, FailureCode::OutOfResource, full);
         let denied = "try: --to a folder that can be written";
         check(io::ErrorKind::PermissionDenied, FailureCode::Usage, denied);
+    }
+
+    #[test]
+    fn hints_name_the_flags_that_the_command_has() {
+        let check = |error: &PrepareError, flags: &[&str], expected: &str| {
+            let text = of_prepare(error, flags).to_string();
+            assert!(text.ends_with(&format!("\n  try: {expected}")), "{text}");
+        };
+        let bad = |problem| {
+            PrepareError::Source(SourceError::Bad { file: "a".to_owned(), line: 3, problem })
+        };
+        let json = bad(BadDocument::Json { reason: "EOF".to_owned() });
+        let skipped = "mend the line; --skip-bad counts such lines and leaves them out";
+        check(&json, PREPARE_FLAGS, skipped);
+        check(&json, &[FIELD], "mend the line");
+        check(&json, &[], "mend the line");
+        let field = bad(BadDocument::NoField { expected: "text".to_owned(), found: Vec::new() });
+        let named = "--field NAME, with one of these fields";
+        let left_out = "; --skip-bad counts such lines and leaves them out";
+        check(&field, PREPARE_FLAGS, &format!("{named}{left_out}"));
+        check(&field, &[FIELD], named);
+        check(&field, &[], "data.tokens of a store by `zbelastic data prepare --field NAME`");
+        let source = EncodeError::Render { reason: "no system role".to_owned() };
+        let chat = PrepareError::Encode { file: "a".to_owned(), line: 3, source };
+        let mend = "mend the record, or the template";
+        let left_out = "; --skip-bad counts such records and leaves them out";
+        check(&chat, PREPARE_FLAGS, &format!("{mend}{left_out}"));
+        check(&chat, &[FIELD], mend);
     }
 
     #[test]

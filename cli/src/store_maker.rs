@@ -40,8 +40,9 @@ pub struct MadeStore {
     pub files_left_out: usize,
 }
 
-/// Makes a store, with a progress bar. A request of `interrupt` ends it between two batches; what is
-/// finished then is kept, and the same request goes on.
+/// Makes a store, with a progress bar, by a command with these of [`data_failure::PREPARE_FLAGS`]. A
+/// request of `interrupt` ends it between two batches; what is finished then is kept, and the same request
+/// goes on.
 ///
 /// # Errors
 /// If it cannot be made.
@@ -49,11 +50,12 @@ pub fn make_store(
     request: &PrepareRequest,
     encoder: &TokenizerEncoder,
     interrupt: &Interrupt,
+    flags: &[&str],
 ) -> Result<MadeStore, CommandFailure> {
     try_make_store(request, encoder, interrupt).map_err(|error| {
         match matches!(error, PrepareError::Stopped) {
             true => interrupted(interrupt, &request.folder),
-            false => data_failure::of_prepare(&error),
+            false => data_failure::of_prepare(&error, flags),
         }
     })
 }
@@ -113,11 +115,11 @@ pub fn with_text_store(
     let name = request_name(&request, &storage, &encoder);
     let name = name.map_err(|error| match remote_sources::is_stopped(&error) {
         true => CommandFailure::new(interrupt.code(), "interrupted"),
-        false => data_failure::of_prepare(&error),
+        false => data_failure::of_prepare(&error, &[]),
     })?;
     request.folder.push(&name.to_hex()[..NAME_DIGITS]);
     if !request.folder.join(MANIFEST_NAME).exists() {
-        make_store(&request, &encoder, &interrupt)?;
+        make_store(&request, &encoder, &interrupt, &[])?;
     }
     let folder = ConfigValue::Text(request.folder.display().to_string());
     sources.flags.push(own(Key::Text, ConfigValue::List(Vec::new())));

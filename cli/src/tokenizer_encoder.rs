@@ -109,7 +109,13 @@ impl TokenizerEncoder {
             | ChatError::Refused { .. }
             | ChatError::Failed { .. }
             | ChatError::NoAnswer { .. }
-            | ChatError::Noncharacter => EncodeError::Render { reason: error.to_string() },
+            | ChatError::Noncharacter => {
+                let reason = error.to_string();
+                match error.is_of_conversation() {
+                    true => EncodeError::Render { reason },
+                    false => EncodeError::Template { reason },
+                }
+            }
         })?;
         Ok(EncodedDocument { ids: tokens.ids, loss_mask: Some(tokens.mask) })
     }

@@ -99,6 +99,51 @@ fn chats_are_rendered_by_the_template_beside_the_tokenizer() {
     assert_ne!(shown["samples"][0]["loss"][0], serde_json::json!([0, 4]), "{shown}");
 }
 
+#[test]
+fn chats_that_cannot_be_rendered_are_bad_ones() {
+    let site = Site::with_tokenizer();
+    let chat = |role: &str, content: &str| {
+        format!("{{\"messages\": [{{\"role\": \"{role}\", \"content\": {content}}}]}}\n")
+    };
+    let good = chat("user", "\"Hi\"");
+    let others = [("system", "\"Hi\""), ("gpt", "\"Hi\""), ("user", "null"), ("user", "3")];
+    let others: String = others.map(|(role, content)| chat(role, content)).concat();
+    site.write("chat.jsonl", good.clone() + &others + &good);
+    let template = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no \
+        system role') }}{% endif %}{{ m.content.strip() }}{% endfor %}";
+    site.write("tok/chat_template.jinja", template);
+    let line = "data prepare chat.jsonl --tokenizer tok --to store";
+    let parts = ["  chat.jsonl:2: ", "no system role", "; --skip-bad counts such records"];
+    site.refused(line, 2, &parts);
+    let made = site.json(&format!("{line} --skip-bad"));
+    assert_eq!((&made["documents"], &made["bad"]), (&2.into(), &4.into()), "{made}");
+    for wrong in ["{% if %}", "{{ nonsense() }}"] {
+        site.write("tok/chat_template.jinja", wrong);
+        let line = "data prepare chat.jsonl --tokenizer tok --to none --skip-bad";
+        site.refused(line, 2, &["  chat.jsonl:1: ", "try: mend the template"]);
+        assert!(!site.path("none").exists(), "nothing is half written");
+    }
+}
+
+#[test]
+fn sources_that_give_no_token_are_said_to() {
+    let site = Site::new();
+    site.write("empty.jsonl", "{\"text\": \"\"}\n");
+    site.write("bad.jsonl", "{\n");
+    site.write("none.jsonl", "\n");
+    let check = |name: &str, why: &str| {
+        let made = site.printed(&format!("data prepare {name}.jsonl --skip-bad --to {name}"));
+        let note = format!("\nnote: not one token, so nothing can be trained on it: {why}\n");
+        assert!(made.contains("tokens     0 in 0 shards") && made.contains(&note), "{made}");
+    };
+    check("empty", "the documents have no text");
+    check("bad", "all that the sources hold is bad");
+    check("none", "the sources hold no document");
+    site.write("a.txt", "a");
+    let made = site.printed("data prepare a.txt --to one");
+    assert!(!made.contains("note: not one token"), "{made}");
+}
+
 /// Starts `line` and ends it with `signal` behind the first shard.
 fn end_behind_first_shard(site: &Site, line: &str, signal: Signal) -> Output {
     let mut command = site.command(line);
@@ -190,6 +235,10 @@ fn what_is_wrong_with_a_tokenizer_or_a_folder_is_said() {
     site.refused("tokenizer train --text empty.txt --vocab 300 --to tok", 2, &["texts are empty"]);
     site.write("ids.bin", [0; 4]);
     site.refused("tokenizer train --text ids.bin --vocab 300 --to tok", 2, &["ids.bin: holds"]);
+    site.write("bad.jsonl", "{");
+    let mut command = site.command("tokenizer train --text bad.jsonl --vocab 300 --to tok");
+    let message = refusal(&mut command, 2);
+    assert!(message.contains("bad.jsonl:1: ") && !message.contains("--skip-bad"), "{message}");
     let made = site.printed(&format!("{train} --vocab 300 --to tok"));
     assert!(made.contains("note: not 300: no other pair"), "{made}");
 }

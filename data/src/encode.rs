@@ -25,10 +25,16 @@ pub enum EncodeError {
     /// The chat template writes the day, and the encoder was given none.
     #[error("the chat template writes the day, which is part of the data, and none is given")]
     NoDate,
-    /// A chat cannot be rendered.
+    /// A chat cannot be rendered, though others may be.
     #[error("the chat template cannot render the document: {reason}")]
     Render {
         /// The template's error.
+        reason: String,
+    },
+    /// The chat template is wrong itself, whatever the chat.
+    #[error("{reason}")]
+    Template {
+        /// The error in it.
         reason: String,
     },
     /// The tokenizer refuses a text.
@@ -37,6 +43,19 @@ pub enum EncodeError {
         /// The tokenizer's error.
         reason: String,
     },
+}
+
+impl EncodeError {
+    /// Whether the document is bad as a line is that is no document: other documents can be encoded.
+    #[must_use]
+    pub const fn is_of_document(&self) -> bool {
+        match self {
+            Self::Render { .. } => true,
+            Self::NoChatTemplate | Self::NoDate | Self::Template { .. } | Self::Tokenize { .. } => {
+                false
+            }
+        }
+    }
 }
 
 /// An encoder. The same document gives the same ids, on every machine and beside any others.

@@ -207,6 +207,30 @@ pub enum PrepareError {
     Panicked,
 }
 
+impl PrepareError {
+    /// Whether one line, row or chat is bad, which is left out where bad ones are skipped.
+    fn is_of_document(&self) -> bool {
+        match self {
+            Self::Source(SourceError::Bad { .. }) => true,
+            Self::Encode { source, .. } => source.is_of_document(),
+            Self::List(_)
+            | Self::Source(_)
+            | Self::LossMask { .. }
+            | Self::Vocabulary { .. }
+            | Self::ShardTokens { .. }
+            | Self::Shards { .. }
+            | Self::Exists { .. }
+            | Self::OtherRequest { .. }
+            | Self::NotEmpty { .. }
+            | Self::Busy { .. }
+            | Self::Journal { .. }
+            | Self::Write { .. }
+            | Self::Stopped
+            | Self::Panicked => false,
+        }
+    }
+}
+
 /// Makes the store of `request`, or goes on where a call that was killed stopped.
 ///
 /// `on_progress` is called after each batch; with [`ControlFlow::Break`] it stops the call.

@@ -58,7 +58,8 @@ pub struct SourceOptions {
     /// The text that ends a document in files of text, such as `<|endoftext|>`; it is not part of
     /// it. Without one each file is a document.
     pub separator: Option<String>,
-    /// Whether lines that are no document are counted and left out, in place of an error.
+    /// Whether lines that are no document, and chats that cannot be rendered, are counted and left
+    /// out, in place of an error.
     pub skip_bad: bool,
 }
 
@@ -70,7 +71,7 @@ pub struct SourceCounts {
     pub documents: u64,
     /// Documents without text or messages.
     pub empty: u64,
-    /// Lines or rows that are no document and were skipped.
+    /// Lines or rows that are no document, or a chat that cannot be rendered, and were skipped.
     pub bad: u64,
 }
 

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use common::{REFUSED, TestEncoder, make, make_with, request, source};
+use common::{MALFORMED, REFUSED, TestEncoder, UNRENDERED, make, make_with, request, source};
 use tempfile::TempDir;
 use zbelastic_data::prepare::PrepareError;
 use zbelastic_data::source::{BadDocument, PART_BYTES_MAX, SourceError, SourceListError};
@@ -228,6 +228,45 @@ fn a_document_that_cannot_be_encoded_is_named_by_file_and_line() {
     let line = |text: &str| format!("{{\"text\": \"{text}\"}}\n");
     check("b.jsonl", &(line("b") + "\n" + &line(REFUSED)), "/b.jsonl:3");
     check("b.txt", &format!("one\n%%\ntwo {REFUSED}"), "/b.txt:2");
+}
+
+/// A line with a chat of one message.
+fn chat(content: &str) -> String {
+    format!("{{\"messages\": [{{\"role\": \"user\", \"content\": \"{content}\"}}]}}\n")
+}
+
+#[test]
+fn a_chat_that_cannot_be_rendered_is_named_or_counted_and_leaves_no_id() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let good = chat("a") + &chat("b");
+    source(folder.path(), "a.jsonl", good.as_bytes());
+    let mut request = request(folder.path(), 2, 100_000);
+    make(&request, WITHOUT_END).expect("a store");
+    let expected = files(&request.folder);
+    fs::remove_dir_all(&request.folder).expect("removable");
+    let mixed = chat("a") + &chat(UNRENDERED) + "{\n" + &chat("b") + &chat(UNRENDERED);
+    source(folder.path(), "a.jsonl", mixed.as_bytes());
+    let error = make(&request, WITHOUT_END).expect_err("a bad chat").to_string();
+    assert!(error.contains("a.jsonl:2: the chat template cannot render"), "{error}");
+    request.options.skip_bad = true;
+    let sources = make(&request, WITHOUT_END).expect("a store").sources;
+    assert_eq!((sources.documents, sources.empty, sources.bad), (2, 0, 3));
+    assert_eq!(files(&request.folder)["00000.shard"], expected["00000.shard"]);
+}
+
+#[test]
+fn what_no_document_can_be_encoded_with_is_an_error_even_where_bad_ones_are_skipped() {
+    let check = |content: &str, expected: &str| {
+        let folder = tempfile::tempdir().expect("a folder");
+        source(folder.path(), "a.jsonl", (chat("a") + &chat(content)).as_bytes());
+        let mut request = request(folder.path(), 2, 100);
+        request.options.skip_bad = true;
+        let error = make(&request, WITHOUT_END).expect_err("it is refused").to_string();
+        assert!(error.ends_with(expected), "{error}");
+        assert!(!request.folder.exists(), "nothing is half written");
+    };
+    check(MALFORMED, "a.jsonl:2: it is refused");
+    check(REFUSED, "a.jsonl:2: the tokenizer cannot encode the document: it is refused");
 }
 
 #[test]

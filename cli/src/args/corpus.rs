@@ -109,8 +109,8 @@ pub struct DataPrepareArgs {
     /// a document].
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true, value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub separator: Option<String>,
-    /// Count and leave out lines and rows that are no document; without it the first ends the
-    /// command.
+    /// Count and leave out lines and rows that are no document, and chats that cannot be rendered;
+    /// without it the first ends the command.
     #[arg(long)]
     pub skip_bad: bool,
     /// The day, or the time with it (2026-11-29T08:30:00), that chat templates write which ask for it.

@@ -116,7 +116,7 @@ pub fn run(args: &EvalArgs, out: &mut dyn Write) -> Result<(), CommandError> {
             let made = try_make_store(&request(args, &folder), &encoder, &setup.interrupt);
             made.map_err(|error| match matches!(error, PrepareError::Stopped) {
                 true => setup.interrupted(),
-                false => failure::of_prepare(&error),
+                false => failure::of_prepare(&error, &[failure::FIELD]),
             })?;
             let store = TokenStore::open(&folder).map_err(|error| failure::of_store(&error))?;
             setup.evaluate(&store, Some(&encoder))?

@@ -108,7 +108,7 @@ fn train_on_texts(
         TrainReport { progress, part, bytes_read: &bytes_read, total: listing.bytes() };
     let trained = train(&request(args), texts, |at| report.report(at));
     if let Some(error) = stopped {
-        return Err(failure::of_source(&error));
+        return Err(failure::of_source(&error, &[failure::FIELD]));
     }
     let files = trained.map_err(|error| train_failure(&error))?;
     Ok(TrainedTokenizer { files, text })

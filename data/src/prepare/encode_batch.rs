@@ -68,16 +68,20 @@ impl BatchEncoder<'_> {
         document: Result<Document, BadDocument>,
         encoded: &mut EncodedBatch,
     ) -> Result<(), PrepareError> {
-        match document {
+        let appended = match document {
             Ok(document) => self.append_document(file, line, &document, encoded),
-            Err(_) if self.options.skip_bad => {
+            Err(problem) => Err(SourceError::Bad { file: self.path(file), line, problem }.into()),
+        };
+        match appended {
+            Err(error) if self.options.skip_bad && error.is_of_document() => {
                 encoded.sources.bad += 1;
                 Ok(())
             }
-            Err(problem) => Err(SourceError::Bad { file: self.path(file), line, problem }.into()),
+            appended => appended,
         }
     }
 
+    /// Appends nothing of a document that cannot be encoded.
     fn append_document(
         &self,
         file: u64,

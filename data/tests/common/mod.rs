@@ -14,6 +14,11 @@ use zbelastic_data::store::StoreManifest;
 /// A text or chat with this is refused by [`TestEncoder`].
 pub const REFUSED: &str = "<refused>";
 
+/// A chat with this cannot be rendered by [`TestEncoder`].
+pub const UNRENDERED: &str = "<unrendered>";
+/// With this chat, the template of [`TestEncoder`] is found to be wrong.
+pub const MALFORMED: &str = "<malformed>";
+
 /// Bytes as ids, 256 behind each text. Of a chat only the letters `b` count in the loss.
 #[derive(Default)]
 pub struct TestEncoder {
@@ -45,8 +50,15 @@ impl EncodeDocuments for TestEncoder {
                 (&chat.record, Some(chat.record.bytes().map(|byte| byte == b'b').collect()))
             }
         };
+        let reason = || "it is refused".to_owned();
+        if text.contains(UNRENDERED) {
+            return Err(EncodeError::Render { reason: reason() });
+        }
+        if text.contains(MALFORMED) {
+            return Err(EncodeError::Template { reason: reason() });
+        }
         if text.contains(REFUSED) {
-            return Err(EncodeError::Tokenize { reason: "it is refused".to_owned() });
+            return Err(EncodeError::Tokenize { reason: reason() });
         }
         Ok(EncodedDocument { ids: text.bytes().map(u32::from).collect(), loss_mask })
     }

@@ -71,6 +71,9 @@ pub enum ChatError {
         line: usize,
         /// What is wrong there.
         cause: String,
+        /// Whether the template has a filter, test or function there that is not known, which no
+        /// other conversation helps.
+        is_unknown_name: bool,
     },
     /// The template writes the day, and none was given.
     #[error(
@@ -96,6 +99,24 @@ pub enum ChatError {
     /// The text has no ids.
     #[error(transparent)]
     Encode(#[from] EncodeError),
+}
+
+impl ChatError {
+    /// Whether the conversation alone is at fault, so that the template renders others.
+    #[must_use]
+    pub const fn is_of_conversation(&self) -> bool {
+        match self {
+            Self::Refused { .. }
+            | Self::Failed { is_unknown_name: false, .. }
+            | Self::Noncharacter => true,
+            Self::NoTemplate
+            | Self::Malformed { .. }
+            | Self::Failed { is_unknown_name: true, .. }
+            | Self::NoDate
+            | Self::NoAnswer { .. }
+            | Self::Encode(_) => false,
+        }
+    }
 }
 
 /// That a template has called `raise_exception`.
@@ -220,7 +241,12 @@ impl ChatTemplate {
             }
             source = found.source();
         }
-        ChatError::Failed { message, line: failure.line().unwrap_or_default(), cause }
+        let is_unknown_name = matches!(
+            failure.kind(),
+            ErrorKind::UnknownFilter | ErrorKind::UnknownTest | ErrorKind::UnknownFunction
+        );
+        let line = failure.line().unwrap_or_default();
+        ChatError::Failed { message, line, cause, is_unknown_name }
     }
 
     /// Refuses a conversation with a character that marks answers.

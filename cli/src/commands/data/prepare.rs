@@ -8,7 +8,7 @@ use std::time::Instant;
 use serde_json::json;
 use zbelastic_data::encode::EncodeDocuments;
 use zbelastic_data::prepare::PrepareRequest;
-use zbelastic_data::source::SourceOptions;
+use zbelastic_data::source::{SourceCounts, SourceOptions};
 use zbelastic_data::store::StoreManifest;
 use zbelastic_local::interrupt::Interrupt;
 use zbelastic_machine::thread_count;
@@ -31,7 +31,8 @@ pub fn run(args: &DataPrepareArgs, out: &mut dyn Write) -> Result<(), CommandErr
     let encoder = encoder.with_date(args.date);
     let interrupt = Interrupt::listen(None, "batch")?;
     let began = Instant::now();
-    let MadeStore { manifest, files_left_out } = make_store(&request(args), &encoder, &interrupt)?;
+    let made = make_store(&request(args), &encoder, &interrupt, failure::PREPARE_FLAGS)?;
+    let MadeStore { manifest, files_left_out } = made;
     if args.json {
         write_json(args, &manifest, out)?;
         return Ok(());
@@ -40,6 +41,14 @@ pub fn run(args: &DataPrepareArgs, out: &mut dyn Write) -> Result<(), CommandErr
     writeln!(out, "took       {}", duration_text(began.elapsed()))?;
     if encoder.end_of_text().is_none() && args.tokenizer != Path::new("bytes") {
         writeln!(out, "note: the tokenizer names no eos_token, so no token ends a document")?;
+    }
+    if manifest.tokens() == 0 {
+        let why = match manifest.sources {
+            SourceCounts { documents: 0, bad: 0, .. } => "the sources hold no document",
+            SourceCounts { documents: 0, .. } => "all that the sources hold is bad",
+            SourceCounts { .. } => "the documents have no text",
+        };
+        writeln!(out, "note: not one token, so nothing can be trained on it: {why}")?;
     }
     let folder = args.to.display();
     if files_left_out > 0 {

@@ -58,6 +58,7 @@ fn a_template_that_writes_the_day_needs_one() {
     let failure = other.render(&conversation, 0, &options).expect_err("there is no such function");
     let failure = other.locate(&conversation, &options, failure);
     assert!(matches!(failure, ChatError::Failed { .. }), "{failure}");
+    assert!(!failure.is_of_conversation());
 }
 
 #[test]
@@ -108,12 +109,19 @@ fn failures_have_the_message_and_the_cause() {
         "{% for m in messages %}\n{% if m.role == 'user' %}{{ m.name.x }}{% endif %}{% endfor %}",
     );
     assert!(matches!(failed, ChatError::Failed { message: 1, line: 2, .. }), "{failed}");
+    assert!(failed.is_of_conversation() && refused.is_of_conversation());
+    for unknown in ["{{ 'a'|nonsense }}", "{{ 'a' is nonsense }}", "{{ nonsense() }}"] {
+        let unknown = failure(unknown);
+        assert!(matches!(unknown, ChatError::Failed { .. }), "{unknown}");
+        assert!(!unknown.is_of_conversation(), "{unknown}");
+    }
     let endless =
         failure("{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}");
     assert!(matches!(endless, ChatError::Failed { message: 0, .. }), "{endless}");
     let malformed =
         ChatTemplate::compile("\n{% nonsense %}", &[], &[]).expect_err("it is malformed");
     assert!(matches!(malformed, ChatError::Malformed { line: 2, .. }), "{malformed}");
+    assert!(!malformed.is_of_conversation());
 }
 
 #[test]
