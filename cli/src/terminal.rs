@@ -1,5 +1,6 @@
 //! The terminal, if there is one: its width, and prompts.
 
+use std::ffi::OsString;
 use std::io::{self, BufRead, IsTerminal, Write};
 
 use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcgetwinsize, tcsetattr};
@@ -21,6 +22,20 @@ pub fn width() -> usize {
 #[must_use]
 pub fn has_person() -> bool {
     io::stdin().is_terminal() && io::stderr().is_terminal()
+}
+
+/// Whether standard output shows colours: on a terminal, unless `NO_COLOR` or `TERM` says otherwise.
+#[must_use]
+pub fn has_colours() -> bool {
+    let variable = |name| std::env::var_os(name);
+    io::stdout().is_terminal() && may_have_colours(variable("NO_COLOR"), variable("TERM"))
+}
+
+/// By what the variables say: `NO_COLOR` of any text forbids them.
+fn may_have_colours(no_color: Option<OsString>, term: Option<OsString>) -> bool {
+    let is_set = |variable: &OsString| !variable.is_empty();
+    !no_color.is_some_and(|text| is_set(&text))
+        && term.is_some_and(|term| is_set(&term) && term != "dumb")
 }
 
 /// The letter, or the replacement character for one that a terminal might interpret as a command.
@@ -67,4 +82,23 @@ fn read_line() -> io::Result<String> {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
     Ok(line.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::may_have_colours;
+
+    #[test]
+    fn colours_are_for_terminals_that_have_them_and_people_who_want_them() {
+        let check = |no_color: Option<&str>, term: Option<&str>, expected: bool| {
+            let found = may_have_colours(no_color.map(Into::into), term.map(Into::into));
+            assert_eq!(found, expected, "{no_color:?} {term:?}");
+        };
+        check(None, Some("xterm-256color"), true);
+        check(Some(""), Some("xterm"), true);
+        check(Some("1"), Some("xterm"), false);
+        check(None, Some("dumb"), false);
+        check(None, Some(""), false);
+        check(None, None, false);
+    }
 }

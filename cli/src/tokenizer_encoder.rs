@@ -7,8 +7,8 @@ use zbelastic_data::encode::{
     BytesEncoder, EncodeDocuments, EncodeError, EncodedDocument, TokenizerHash,
 };
 use zbelastic_tokenizer::{
-    ChatError, Conversation, FolderError, SpecialTokens, TemplateDate, TemplateOptions, Tokenizer,
-    TokenizerFiles,
+    ChatError, Conversation, DecodeError, DecodeStream, FolderError, SpecialTokens, TemplateDate,
+    TemplateOptions, Tokenizer, TokenizerFiles,
 };
 
 /// What `--tokenizer` says for the built-in tokenizer.
@@ -84,6 +84,28 @@ impl TokenizerEncoder {
     pub fn decode(&self, ids: &[u32]) -> String {
         let text = self.tokenizer.decode(ids, SpecialTokens::Include);
         text.unwrap_or_else(|error| format!("({error})"))
+    }
+
+    /// The texts of runs of ids, which in a row are the text of all of them: a character belongs to the run
+    /// with its last id.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::decode`].
+    pub fn decode_runs<'r>(
+        &self,
+        runs: impl Iterator<Item = &'r [u32]>,
+    ) -> Result<Vec<String>, DecodeError> {
+        let mut stream = DecodeStream::new(&self.tokenizer, SpecialTokens::Include);
+        let mut texts = Vec::new();
+        for run in runs {
+            let pushed = run.iter().map(|id| stream.push(*id));
+            texts.push(pushed.collect::<Result<String, _>>()?);
+        }
+        let rest = stream.finish()?;
+        if let Some(last) = texts.last_mut() {
+            last.push_str(&rest);
+        }
+        Ok(texts)
     }
 
     fn encode_text(&self, part: &TextPart) -> Result<EncodedDocument, EncodeError> {

@@ -100,6 +100,25 @@ fn chats_are_rendered_by_the_template_beside_the_tokenizer() {
 }
 
 #[test]
+fn what_counts_in_the_loss_is_shown_in_brackets_where_there_is_no_terminal() {
+    let site = Site::new();
+    site.write("a.txt", "héy%%yes\n%%");
+    site.printed("data prepare a.txt --separator %% --to store");
+    let line = "data show store --samples 1 --window 7";
+    let shown = site.printed(line);
+    assert!(shown.contains("window 0: 7 of 7 targets count in the loss\n"), "{shown}");
+    assert!(!shown.contains('⟦'), "all counts: {shown}");
+    let shown = site.printed(&format!("{line} --packing documents"));
+    assert!(shown.contains("window 0: 6 of 7 targets count in the loss: ⟦these⟧\n"), "{shown}");
+    assert!(shown.contains("  document 0, ids 0 to 3\n  │ h⟦éy⟧\n"), "{shown}");
+    assert!(shown.contains("  document 1, ids 4 to 7\n  │ y⟦es⟧\n"), "{shown}");
+    assert!(!shown.contains('\u{1b}'), "{shown}");
+    let shown = site.json(&format!("{line} --packing documents"));
+    assert_eq!(shown["samples"][0]["loss"], serde_json::json!([[0, 3], [4, 7]]), "{shown}");
+    site.refused(&format!("{line} --packing nonsense"), 2, &["concat, documents"]);
+}
+
+#[test]
 fn chats_that_cannot_be_rendered_are_bad_ones() {
     let site = Site::with_tokenizer();
     let chat = |role: &str, content: &str| {

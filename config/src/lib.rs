@@ -61,6 +61,7 @@ pub use steps::{check_cluster_can_run, check_needs_no_steps, check_no_island};
 pub use sync::{SyncConfig, outer_schedule, rounds_kept};
 pub use tokens::{BYTES_TOKENIZER, StoreShare, TokensConfig, TokensError};
 pub use value::ConfigValue;
+pub use words::ConfigWord;
 
 use std::path::PathBuf;
 use std::time::Duration;

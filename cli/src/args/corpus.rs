@@ -2,9 +2,12 @@
 
 use std::path::PathBuf;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand};
+use zbelastic_config::ConfigWord;
 use zbelastic_data::prepare::{SHARD_TOKENS, SHARD_TOKENS_MAX};
 use zbelastic_data::show::SAMPLES_MAX;
+use zbelastic_data::window::Packing;
 use zbelastic_tokenizer::TemplateDate;
 
 use super::{THREADS_MAX, WINDOW_MAX};
@@ -36,11 +39,21 @@ Examples:
   zbelastic data prepare web.parquet --field content --skip-bad --tokenizer ../SmolLM2 --to store";
 
 const DATA_SHOW_EXAMPLES: &str = "\
+Of a window with targets that count in the loss and others, those that count are green on a
+terminal, and in brackets elsewhere or with NO_COLOR=1.
+
 Examples:
   zbelastic data show store
   zbelastic data show store --tokenizer tok --samples 10 --window 256
+  zbelastic data show store --tokenizer tok --packing documents
   zbelastic data show store --verify
   zbelastic data show store --json | jq .tokens";
+
+fn packing_parser() -> impl TypedValueParser<Value = Packing> {
+    let words = Packing::table().into_iter().map(|(word, _)| word);
+    PossibleValuesParser::new(words)
+        .map(|word| Packing::of_word(&word).expect("one of the words of the table"))
+}
 
 /// `tokenizer`.
 #[derive(Debug, Subcommand)]
@@ -143,6 +156,10 @@ pub struct DataShowArgs {
     /// Tokens of a window.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=WINDOW_MAX))]
     pub window: u32,
+    /// How documents share a window, as data.packing of a run: with documents, the first token of each
+    /// is no target.
+    #[arg(long, value_name = "PACKING", default_value = "concat", value_parser = packing_parser())]
+    pub packing: Packing,
     /// Read every shard first, and compare its hash with the manifest's.
     #[arg(long)]
     pub verify: bool,

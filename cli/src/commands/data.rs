@@ -1,6 +1,7 @@
 //! `data`: token stores, made and shown.
 
 mod prepare;
+mod samples;
 mod show;
 
 pub(crate) use show::open_store;

@@ -5,19 +5,19 @@ use std::ops::Range;
 use std::path::Path;
 
 use serde_json::{Value, json};
-use zbelastic_api::escape;
 use zbelastic_data::encode::EncodeDocuments;
 use zbelastic_data::prepare::JOURNAL_NAME;
-use zbelastic_data::show::{ShowRequest, StoreView, WindowSample, show};
+use zbelastic_data::show::{ShowRequest, WindowSample, show};
 use zbelastic_data::store::{MANIFEST_NAME, StoreManifest, TokenStore};
-use zbelastic_data::window::Packing;
 use zbelastic_types::Bytes;
 use zbelastic_wording::figures::{counted, grouped};
 use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail};
 
+use super::samples::{TargetMarks, write_samples};
 use crate::args::DataShowArgs;
 use crate::data_failure as failure;
 use crate::progress::CommandProgress;
+use crate::terminal;
 use crate::tokenizer_encoder::TokenizerEncoder;
 
 /// Damaged shards that are named at most.
@@ -35,7 +35,7 @@ pub fn run(args: &DataShowArgs, out: &mut dyn Write) -> Result<(), CommandError>
     let encoder = encoder(args, store.manifest())?;
     let request = ShowRequest {
         sequence_len: args.window as usize,
-        packing: Packing::Concat,
+        packing: args.packing,
         samples: args.samples as usize,
     };
     let decode = |ids: &[u32]| match &encoder {
@@ -58,7 +58,8 @@ pub fn run(args: &DataShowArgs, out: &mut dyn Write) -> Result<(), CommandError>
     }
     let window = grouped(args.window.into());
     writeln!(out, "windows    {} of {window} tokens", grouped(view.windows))?;
-    write_samples(&view, out)?;
+    let marks = TargetMarks::new(terminal::has_colours());
+    write_samples(&view.samples, encoder.as_ref(), marks, out)?;
     if view.windows == 0 {
         writeln!(out, "note: the store is shorter than a window; --window N shows shorter ones")?;
     }
@@ -168,24 +169,6 @@ pub fn counts_json(manifest: &StoreManifest) -> Value {
         "tokenizer": manifest.tokenizer.to_string(),
         "store": manifest.hash().to_string(),
     })
-}
-
-fn write_samples(view: &StoreView, out: &mut dyn Write) -> Result<(), CommandError> {
-    for sample in &view.samples {
-        let targets = sample.ids.len().saturating_sub(1);
-        let counted: usize = sample.loss_spans.iter().map(Range::len).sum();
-        let window = grouped(sample.window);
-        writeln!(out, "\nwindow {window}: {counted} of {targets} targets count in the loss")?;
-        for document in &sample.documents {
-            let Range { start, end } = document.ids;
-            let number = grouped(document.document);
-            writeln!(out, "  document {number}, ids {start} to {}", end.saturating_sub(1))?;
-            for line in document.text.split('\n') {
-                writeln!(out, "  │ {}", escape(line))?;
-            }
-        }
-    }
-    Ok(())
 }
 
 fn sample_json(sample: &WindowSample, has_text: bool) -> Value {
