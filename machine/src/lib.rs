@@ -221,7 +221,19 @@ fn least_memory(line: &str, group: Option<u64>) -> Option<Bytes> {
 /// The most memory this process has had at once, or `None` where the system does not report it.
 #[must_use]
 pub fn resident_peak() -> Option<Bytes> {
-    kibibytes_of(&fs::read_to_string("/proc/self/status").ok()?, "VmHWM:")
+    own_memory("VmHWM:")
+}
+
+/// The memory that this process has now, or `None` where the system does not report it. It never waits
+/// for a disk.
+#[must_use]
+pub fn resident_memory() -> Option<Bytes> {
+    own_memory("VmRSS:")
+}
+
+/// A line of what the system reports of this process.
+fn own_memory(line: &str) -> Option<Bytes> {
+    kibibytes_of(&fs::read_to_string("/proc/self/status").ok()?, line)
 }
 
 /// The value of a line such as `MemTotal:  24576 kB`.
@@ -234,7 +246,10 @@ pub fn kibibytes_of(text: &str, name: &str) -> Option<Bytes> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Bytes, core_count, count_listed, kibibytes_of, machine_core_count};
+    use super::{
+        Bytes, core_count, count_listed, kibibytes_of, machine_core_count, resident_memory,
+        resident_peak,
+    };
 
     #[test]
     fn cores_are_counted_from_their_list() {
@@ -246,6 +261,13 @@ mod tests {
             assert_eq!(count_listed(list), None, "{list}");
         }
         assert!(machine_core_count() >= core_count());
+    }
+
+    #[test]
+    fn a_process_has_some_memory_and_never_more_than_it_has_had() {
+        let now = resident_memory().expect("Linux reports it");
+        let most = resident_peak().expect("Linux reports it");
+        assert!(now > Bytes(0) && now <= most, "{now} of {most}");
     }
 
     #[test]

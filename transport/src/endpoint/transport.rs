@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use quinn::{ClientConfig, Endpoint};
@@ -22,7 +23,7 @@ use crate::bulk::{
     fetch_into,
 };
 use crate::control::EnqueueOutcome;
-use crate::event::EventQueue;
+use crate::event::{EventQueue, TransportPath};
 use crate::frame::{FrameNotQueued, FrameRules, OutgoingFrame, ReceivedFrame};
 use crate::request::{RequestError, send_request};
 
@@ -208,6 +209,17 @@ impl Transport {
         let link = context.directory.get(to).ok_or(RequestError::NoPath)?;
         context.counters.requests_sent.increment();
         send_request(&link.connection, &bytes, context.limits.request_within).await
+    }
+
+    /// The round trip to a peer as its QUIC connection estimates it; none if it is not `Up`, or if
+    /// its lanes use the sockets of this host.
+    #[must_use]
+    pub fn round_trip(&self, to: NodeId) -> Option<Duration> {
+        let link = self.shared.context.directory.get(to)?;
+        match link.path {
+            TransportPath::Quic => Some(link.connection.rtt()),
+            TransportPath::SameHost => None,
+        }
     }
 
     /// A reading of the counters.

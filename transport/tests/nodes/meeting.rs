@@ -16,6 +16,8 @@ async fn two_nodes_meet_and_one_leaves_in_order() {
     for same_host in [false, true] {
         let site = TransportSite::new();
         let (one, mut two) = site.pair(same_host).await;
+        assert_eq!(two.transport.round_trip(NodeId(1)).is_none(), same_host, "sockets have none");
+        assert_eq!(two.transport.round_trip(NodeId(3)), None, "it is not there");
         one.transport.close().await;
         assert_eq!(two.down().await, (NodeId(1), DownReason::Left));
     }
