@@ -76,6 +76,9 @@ pub enum EventKind {
         node: NodeId,
         /// The name of the node.
         name: String,
+        /// What it drains for, in words, if the controller that reports it was sent that.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        reason: Option<String>,
     },
     /// A member was lost.
     Lost {
@@ -297,7 +300,10 @@ impl fmt::Display for EventKind {
             Self::Leader { node: Some(node), term } => write!(f, "node {node} leads term {term}"),
             Self::Leader { node: None, term } => write!(f, "no leader since term {term}"),
             Self::Joined { node, name, role } => write!(f, "{role} {name} ({node}) joined"),
-            Self::Draining { node, name } => write!(f, "node {name} ({node}) is draining"),
+            Self::Draining { node, name, reason } => {
+                let reason = reason.iter().map(|reason| format!(": {reason}"));
+                write!(f, "node {name} ({node}) is draining{}", reason.collect::<String>())
+            }
             Self::Lost { node, name, reason, detected_ms } => {
                 write!(f, "node {name} ({node}) lost ({reason}{})", milliseconds(*detected_ms))
             }

@@ -38,6 +38,7 @@ pub fn member(id: u64, name: &str, is_live: bool) -> MemberStatus {
         speed_permille: 1000,
         peak_flop_per_s: None,
         memory_used: None,
+        memory_planned: None,
         memory: Bytes(8 << 30),
         last_heard_ms: is_live.then_some(40),
         round_trip_us: None,
@@ -128,6 +129,7 @@ pub fn status() -> StatusReport {
         layers: Some(layers.to_owned()),
         copies_stages: vec![1 - stage],
         memory_used: Some(Bytes(3 << 30)),
+        memory_planned: Some(Bytes(4 << 30)),
         round_trip_us: Some(310),
         road: MemberPath::SameHost,
         ..member(id, name, true)

@@ -213,13 +213,18 @@ pub struct MemberStatus {
     /// start; processors only. Workers with a stage that share a machine share what its cores reach.
     #[serde(default)]
     pub peak_flop_per_s: Option<u64>,
-    /// Memory in use for training.
+    /// Memory of its process that is resident, in bytes, as it reported last; none of a worker that
+    /// computes on a device, whose memory is another.
     pub memory_used: Option<Bytes>,
+    /// Memory that the plan in force counts on for its stage, in bytes; none where it has no stage, and
+    /// with plans of very many operations.
+    #[serde(default)]
+    pub memory_planned: Option<Bytes>,
     /// Memory that it offers for training, in bytes.
     pub memory: Bytes,
     /// Milliseconds since anything was last received from it.
     pub last_heard_ms: Option<u64>,
-    /// Round trip to it, in microseconds.
+    /// Round trip to it, in microseconds, as the connection estimates it; none within a machine.
     pub round_trip_us: Option<u64>,
     /// Entries of the leader's log that it is not known to have; for controllers, if the answering node
     /// leads.
@@ -386,7 +391,8 @@ pub struct PlanStatus {
     pub schedule: String,
     /// Steps that run ahead of their verdict: 0 or 1.
     pub window: u32,
-    /// The share of a step in which the busiest stage waits, as planned.
+    /// The share of a step in which the busiest stage waits, as planned with the times of passes that
+    /// were measured up to the last step; none before a step of this plan.
     pub bubble_planned: Option<f64>,
     /// The same as measured lately.
     pub bubble_measured: Option<f64>,

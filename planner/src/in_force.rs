@@ -6,12 +6,12 @@
 //! layers are copied ahead, beside training, and the shorter step decides.
 
 use zbelastic_consensus::duty::PlanInForce;
-use zbelastic_consensus::plan::copies_beside;
+use zbelastic_consensus::plan::{PlanRecord, copies_beside};
 use zbelastic_schedule::{SharedOrder, Window};
 use zbelastic_trainer::plan::{
     HeldBeside, Pace, Plan, Refill, Reroute, StageMemory, plan_memory, plan_period,
 };
-use zbelastic_types::StageIndex;
+use zbelastic_types::{Bytes, StageIndex};
 
 use crate::estimate::PaceEstimate;
 use crate::fallback::PlannerJob;
@@ -137,8 +137,7 @@ impl OfferedNodes<'_> {
     fn fitting(self, plan: Plan, stage_nodes: Vec<usize>) -> Option<RetainedPlan> {
         let Self { job, .. } = self;
         let limits = memory_limits(job.stage_bytes_max, &self.on(&stage_nodes));
-        let memory =
-            plan_memory(&job.sizes, &job.model, job.optimizer, &plan, beside_of(job, &plan));
+        let memory = stage_memory(job, &plan);
         let mut needed = memory.iter().map(StageMemory::total).zip(limits);
         if !needed.all(|(needed, limit)| needed <= limit) {
             return None;
@@ -146,6 +145,17 @@ impl OfferedNodes<'_> {
         let period = plan_period(&plan, &self.pace(&stage_nodes));
         Some(RetainedPlan { plan, stage_nodes, period })
     }
+}
+
+/// The memory that each stage of a plan that was agreed on is planned to take on its node, in bytes.
+#[must_use]
+pub fn planned_memory(job: &PlannerJob, record: &PlanRecord) -> Vec<Bytes> {
+    let plan = Plan::of_record(record, job.batch, job.memory.recompute);
+    stage_memory(job, &plan).iter().map(StageMemory::total).collect()
+}
+
+fn stage_memory(job: &PlannerJob, plan: &Plan) -> Vec<StageMemory> {
+    plan_memory(&job.sizes, &job.model, job.optimizer, plan, beside_of(job, plan))
 }
 
 /// The most that a stage holds beside its layers.
@@ -160,9 +170,9 @@ mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
-    use zbelastic_consensus::plan::{PlanReason, PlanRecord, Promise};
+    use zbelastic_consensus::plan::{PlanReason, Promise};
     use zbelastic_trainer::plan::{BatchShape, LaneCount, ReplicaCount};
-    use zbelastic_types::{Bytes, Generation, Step};
+    use zbelastic_types::{Generation, Step};
 
     use super::*;
     use crate::search::PlanSearch;
@@ -355,6 +365,9 @@ mod tests {
         let memory =
             plan_memory(&job.sizes, &job.model, job.optimizer, &kept.plan, HeldBeside::default());
         let most = memory.iter().map(StageMemory::total).max().expect("stages");
+        let Plan { program, chunks, .. } = kept.plan;
+        let record = PlanRecord { program, chunks, ..(*left.record).clone() };
+        assert_eq!(planned_memory(&job, &record).into_iter().max(), Some(most));
         let limited = |limit| PlannerJob { stage_bytes_max: Some(limit), ..job.clone() };
         let found = |limit| {
             let job = limited(limit);

@@ -32,6 +32,7 @@ mod tracker;
 pub use estimate::{LinkTimes, PaceEstimate, plan_reason};
 pub use fallback::{PlanFallback, PlannerJob};
 pub use history::{PaceHistory, REVIEW_STEPS};
+pub use in_force::planned_memory;
 pub use measurement::StepMeasurement;
 pub use node_choices::{NodeResources, first_plan, memory_limits};
 pub use plan_watch::{AGREEING, PlanWatch, STEPS_APART, STEPS_APART_MAX, STEPS_FIRST};

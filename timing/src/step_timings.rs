@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use zbelastic_consensus::plan::PlanRecord;
 use zbelastic_consensus::validation::Turn;
-use zbelastic_planner::StepMeasurement;
+use zbelastic_planner::{PlannerJob, StepMeasurement, planned_memory};
 use zbelastic_trainer::model::LayerTimes;
 use zbelastic_trainer::plan::class_costs;
 use zbelastic_trainer::stage::StageSetup;
-use zbelastic_types::{Generation, StageIndex, Step};
+use zbelastic_types::{Bytes, Generation, StageIndex, Step};
 
 use crate::trace::trace;
 use crate::{
@@ -18,8 +18,9 @@ use crate::{
     SLICES_REPORTED_MAX,
 };
 
-/// Operations of a program, over all stages, up to which its bubble is planned again at each step:
-/// to simulate so many takes a few milliseconds, and a leader has other work.
+/// Operations of a program, over all stages, up to which its memory is planned when it begins and its
+/// bubble again at each step: to walk through so many takes a few milliseconds, and a leader has other
+/// work.
 const PLANNED_OPS_MAX: usize = 20_000;
 
 /// The times of the plan in force.
@@ -28,18 +29,26 @@ pub struct StepTimings {
     plan: Option<(Generation, RunTiming)>,
     stage_count: u32,
     is_small: bool,
+    /// By stage, the memory that is planned for it, in bytes; empty if the program is not small.
+    memory: Vec<Bytes>,
+    /// The bubbles of the last step that all stages reported.
+    bubbles: Option<BubbleShares>,
     /// By stage: what its layers took up to a report, and of which turn that was.
     layers: BTreeMap<StageIndex, (Turn, LayerTimes)>,
 }
 
 impl StepTimings {
-    /// A plan of this run begins: what was measured of the one before is dropped.
-    pub fn begin(&mut self, setup: StageSetup, plan: &PlanRecord) {
+    /// A plan of this run begins: what was measured of the one before is dropped. Without a job that
+    /// is planned, no memory is.
+    pub fn begin(&mut self, setup: StageSetup, plan: &PlanRecord, job: Option<&PlannerJob>) {
         let timing = RunTiming::new(Arc::new(setup));
         self.plan = Some((plan.generation, timing));
         self.stage_count = plan.stages.len() as u32;
         let op_count: usize = plan.program.stages.iter().map(Vec::len).sum();
         self.is_small = op_count <= PLANNED_OPS_MAX;
+        let planned = job.filter(|_| self.is_small).map(|job| planned_memory(job, plan));
+        self.memory = planned.unwrap_or_default();
+        self.bubbles = None;
         self.layers.clear();
     }
 
@@ -81,8 +90,23 @@ impl StepTimings {
     /// A turn is sealed for good. The bubbles of its step, if all stages reported it.
     pub fn end_step(&mut self, turn: Turn) -> Option<BubbleShares> {
         let (generation, timing) = self.plan.as_mut()?;
-        (turn.generation == *generation && self.is_small && timing.has_all_of(turn))
-            .then(|| timing.end_step(turn))
+        let bubbles = (turn.generation == *generation && self.is_small && timing.has_all_of(turn))
+            .then(|| timing.end_step(turn));
+        self.bubbles = bubbles.or(self.bubbles);
+        bubbles
+    }
+
+    /// The bubble of a step as it is planned, with the times of the last steps of this plan; none
+    /// before all stages reported one.
+    #[must_use]
+    pub fn bubble_planned(&self) -> Option<f64> {
+        self.bubbles.map(|bubbles| bubbles.planned)
+    }
+
+    /// The memory that the plan counts on for a stage, in bytes, if it was planned.
+    #[must_use]
+    pub fn memory_planned(&self, stage: StageIndex) -> Option<Bytes> {
+        self.memory.get(stage.index()).copied()
     }
 
     /// The times of the step that ended with a turn, if all stages reported it.
@@ -120,13 +144,14 @@ impl std::fmt::Debug for StepTimings {
 mod tests {
     use zbelastic_consensus::member::Holder;
     use zbelastic_consensus::plan::{PlanReason, Promise};
-    use zbelastic_schedule::{ScheduleKind, Window};
+    use zbelastic_schedule::{Op, ScheduleKind, Window};
     use zbelastic_trainer::model::{LayerClass, LayerOp};
     use zbelastic_trainer::plan::{Plan, PlanRequest, ReplicaCount};
+    use zbelastic_trainer::stage::EngineActivity;
     use zbelastic_types::{Attempt, Incarnation, NodeId};
 
     use super::*;
-    use crate::ArrivalKind;
+    use crate::{ArrivalKind, SliceActivity};
     use zbelastic_config::{RunConfig, load_document};
 
     /// A plan of three stages.
@@ -164,8 +189,46 @@ mod tests {
         let setup =
             config.stage_setup(Plan::of_record(&plan, config.batch, config.memory.recomputed()));
         let mut timings = StepTimings::default();
-        timings.begin(setup, &plan);
+        timings.begin(setup, &plan, config.planner_job().ok().as_ref());
         (timings, plan)
+    }
+
+    /// A pass of each kind that a program has, of each microbatch, a millisecond each.
+    fn reported(plan: &PlanRecord, stage: StageIndex, turn: Turn) -> Vec<MeasuredSlice> {
+        let ops = plan.program.stages[stage.index()].iter();
+        let computed = ops.filter(|op| matches!(op, Op::Compute(..)));
+        let slice = |(op, at): (&Op, u32)| {
+            let start_us = 1e3 * f64::from(at);
+            let doing = SliceActivity::Ran(EngineActivity::Op { op: *op, turn });
+            MeasuredSlice { doing, start_us, end_us: start_us + 1e3 }
+        };
+        computed.zip(0..).map(slice).collect()
+    }
+
+    #[test]
+    fn the_planned_bubble_is_that_of_the_last_step_of_this_plan_that_all_stages_reported() {
+        let (mut timings, plan) = begun();
+        let of = turn(Generation(1));
+        assert_eq!(timings.bubble_planned(), None);
+        for stage in (0..3).map(StageIndex) {
+            assert_eq!(timings.end_step(of), None, "a stage is missing");
+            timings.record((Generation(1), stage), reported(&plan, stage, of));
+        }
+        let planned = timings.end_step(of).expect("all stages reported it").planned;
+        assert!((0.0..1.0).contains(&planned), "{planned}");
+        assert_eq!(timings.bubble_planned(), Some(planned));
+        assert_eq!(timings.end_step(turn(Generation(2))), None, "another plan");
+        assert_eq!(timings.bubble_planned(), Some(planned), "the last one stays");
+        let (begun, _) = begun();
+        assert_eq!(begun.bubble_planned(), None);
+    }
+
+    #[test]
+    fn each_stage_of_a_small_plan_has_a_planned_memory() {
+        let (timings, _) = begun();
+        let memory = [0, 1, 2, 3].map(|stage| timings.memory_planned(StageIndex(stage)));
+        assert!(memory[..3].iter().all(|bytes| *bytes > Some(Bytes(1 << 16))), "{memory:?}");
+        assert_eq!(memory[3], None, "no such stage");
     }
 
     fn turn(generation: Generation) -> Turn {

@@ -37,6 +37,8 @@ pub const METRIC_NAMES: &[&str] = &[
     "zbelastic_member_up",
     "zbelastic_member_memory_bytes",
     "zbelastic_member_memory_used_bytes",
+    "zbelastic_member_memory_planned_bytes",
+    "zbelastic_member_round_trip_seconds",
     "zbelastic_plan_generation",
     "zbelastic_raft_term",
     "zbelastic_voters",
@@ -165,11 +167,18 @@ fn add_members(registry: &mut MetricRegistry, members: &[MemberStatus]) {
     let offered = members.iter().map(|member| (member_labels(member), member.memory.0 as f64));
     let help = "Memory that a member offers for training";
     registry.family("member_memory_bytes", help, offered.collect());
-    let used = |member: &MemberStatus| {
-        Some((member_labels(member), member.memory_used.map(|bytes| bytes.0 as f64)?))
+    let known = |figure: fn(&MemberStatus) -> Option<f64>| {
+        let row = move |member| Some((member_labels(member), figure(member)?));
+        members.iter().filter_map(row).collect()
     };
-    let help = "Memory of a member in use for training";
-    registry.family("member_memory_used_bytes", help, members.iter().filter_map(used).collect());
+    let used = known(|member| member.memory_used.map(|bytes| bytes.0 as f64));
+    registry.family("member_memory_used_bytes", "Resident memory of a member's process", used);
+    let planned = known(|member| member.memory_planned.map(|bytes| bytes.0 as f64));
+    let help = "Memory that the plan in force counts on for a member's stage";
+    registry.family("member_memory_planned_bytes", help, planned);
+    let round_trip = known(|member| member.round_trip_us.map(|us| us as f64 / 1e6));
+    let help = "Round trip from the answering controller to a member over QUIC";
+    registry.family("member_round_trip_seconds", help, round_trip);
 }
 
 fn add_group(registry: &mut MetricRegistry, status: &StatusReport) {
@@ -239,7 +248,14 @@ mod tests {
         check("zbelastic_step_seconds 0.412");
         check("zbelastic_left_seconds 3733.0");
         check("zbelastic_bubble_ratio{kind=\"measured\"} 0.021");
+        check("zbelastic_bubble_ratio{kind=\"planned\"} 0.018");
         check("zbelastic_member_up{member=\"gpu-c\",role=\"worker\"} 0.0");
+        check("zbelastic_member_memory_used_bytes{member=\"gpu-a\",role=\"worker\"} 3221225472.0");
+        check(
+            "zbelastic_member_memory_planned_bytes{member=\"gpu-a\",role=\"worker\"} 4294967296.0",
+        );
+        check("zbelastic_member_round_trip_seconds{member=\"gpu-a\",role=\"worker\"} 0.00031");
+        assert!(!text.contains("_used_bytes{member=\"gpu-d\""), "it reported none: {text}");
         check("zbelastic_checkpoint_bytes 1600000000.0");
         check("zbelastic_checkpoint_age_seconds 187.0");
         check("zbelastic_activity_total{name=\"frames_refused\"} 3");
