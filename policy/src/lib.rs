@@ -16,6 +16,7 @@ pub mod data;
 pub mod data_chunks;
 pub mod device_gauge;
 pub mod disk_space;
+pub mod drain_cause;
 pub mod formats;
 pub mod frame_lane;
 pub mod keep_queue;

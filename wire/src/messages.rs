@@ -9,6 +9,7 @@ use zbelastic_consensus::validation::Turn;
 use zbelastic_identity::AuthoritySecret;
 use zbelastic_policy::data::DataName;
 use zbelastic_policy::disk_space::{DiskSpace, DiskSpaceShortage};
+use zbelastic_policy::drain_cause::DrainCause;
 use zbelastic_policy::layer_requests::LayerRequest;
 use zbelastic_policy::long_activity::LongActivity;
 use zbelastic_policy::scrub::ScrubReport;
@@ -223,6 +224,12 @@ pub enum NodeMessage {
         /// Microseconds from the arrival to now.
         ago_us: u64,
     },
+    /// From members to controllers: the memory of the sender's process that is resident. A controller of
+    /// an earlier version does not know it and drops it.
+    Resident(Bytes),
+    /// From workers to controllers, before the request to drain: what the sender drains for. A
+    /// controller of an earlier version does not know it and drops it.
+    Draining(DrainCause),
 }
 
 impl NodeMessage {
@@ -255,6 +262,8 @@ impl NodeMessage {
             | Self::Scrubbed(_)
             | Self::Peak { .. }
             | Self::MachinePeak { .. }
+            | Self::Resident(_)
+            | Self::Draining(_)
             | Self::Authority(_) => None,
         }
     }
@@ -427,6 +436,20 @@ mod tests {
         assert!(bytes.len() <= BYTES_MAX, "{}", bytes.len());
         assert_eq!(decode(&bytes), Ok(message));
         assert!(decode::<NodeMessage>(&bytes[..bytes.len() - 1]).is_err(), "a part of it");
+    }
+
+    /// The number of a kind stays: programs of several versions send each other messages.
+    #[test]
+    fn memory_and_the_cause_of_draining_travel_behind_the_kinds_of_earlier_versions() {
+        let kinds = [
+            (NodeMessage::Resident(Bytes(3 << 30)), 23),
+            (NodeMessage::Draining(DrainCause::Notice), 24),
+        ];
+        for (message, number) in kinds {
+            let bytes = encode(&message);
+            assert_eq!(bytes[0], number);
+            assert_eq!(decode(&bytes), Ok(message));
+        }
     }
 
     #[test]

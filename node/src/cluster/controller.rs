@@ -42,6 +42,7 @@ use zbelastic_consensus::core::{Input, Output};
 use zbelastic_consensus::duty::Duties;
 use zbelastic_consensus::message::{Envelope, Message};
 use zbelastic_identity::{PeerIdentity, PeerRole};
+use zbelastic_machine::resident_memory;
 use zbelastic_policy::pending_commands::{LeaderlessCommands, PendingCommands};
 use zbelastic_policy::quorum_watch::{QuorumChange, QuorumWatch};
 use zbelastic_policy::trust::{ClaimContext, ClaimRefusal, check_claim, connection_end};
@@ -382,6 +383,8 @@ impl ControllerNode {
             NodeMessage::MachinePeak { flop_per_s } => {
                 self.links.note_machine_peak(from.node, flop_per_s);
             }
+            NodeMessage::Resident(memory) => self.links.note_resident(from.node, memory),
+            NodeMessage::Draining(cause) => self.links.note_drain(from.node, cause),
             NodeMessage::SaveFailed(failed) => {
                 self.pieces.note_save_failed(from.node, failed, &mut self.ports);
                 // Who has the layer now may hold the run; others may speak of an earlier plan, or lie.
@@ -460,7 +463,10 @@ impl ControllerNode {
         let report = self.ports.tasks.checkpoint_thread().scrub_report();
         self.disks.note_scrubbed(self.ports.me, report);
         self.ports.outbox.send_to_all(others.clone(), &NodeMessage::Room { room, low });
-        self.ports.outbox.send_to_all(others, &NodeMessage::Scrubbed(report));
+        self.ports.outbox.send_to_all(others.clone(), &NodeMessage::Scrubbed(report));
+        if let Some(resident) = resident_memory() {
+            self.ports.outbox.send_to_all(others, &NodeMessage::Resident(resident));
+        }
     }
 
     /// A member reported the space on its disk. Each controller warns once, and the leader has

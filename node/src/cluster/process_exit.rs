@@ -1,10 +1,10 @@
 //! How a node's process ends, and the signals that end it.
 
-use std::fmt;
 use std::time::Duration;
 
 use zbelastic_consensus::core::FatalCause;
 use zbelastic_identity::PeerRole;
+use zbelastic_policy::drain_cause::DrainCause;
 use zbelastic_policy::trust::{is_outdated, is_refused_removal};
 use zbelastic_transport::DialProblem;
 use zbelastic_types::NodeId;
@@ -14,24 +14,6 @@ use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 /// A draining worker that is connected to no controller for so long exits: longer than an
 /// election and a restart last.
 pub const ALONE_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Why a node drains.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DrainCause {
-    /// An operator requested it: the node is not to return.
-    Person,
-    /// The system withdraws the machine: the node should be started again elsewhere.
-    Preempted,
-}
-
-impl fmt::Display for DrainCause {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Person => "by order",
-            Self::Preempted => "the machine is being taken away",
-        })
-    }
-}
 
 /// A signal of the system or of an operator to the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,8 +81,8 @@ impl ProcessExit {
     #[must_use]
     pub fn failure(self) -> Option<CommandFailure> {
         let (code, message, detail) = match self {
-            Self::Drained(DrainCause::Person) => return None,
-            Self::Drained(DrainCause::Preempted) => (
+            Self::Drained(cause) if !cause.is_taken_away() => return None,
+            Self::Drained(_) => (
                 FailureCode::Drained,
                 "drained: nothing was lost, and this node may be started again".to_owned(),
                 None,

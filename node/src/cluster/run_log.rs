@@ -11,7 +11,6 @@ use zbelastic_consensus::member::{LossReason, MemberChange, Role};
 use zbelastic_consensus::plan::PlanRecord;
 use zbelastic_consensus::state::{State, StateChange};
 use zbelastic_consensus::validation::{Seal, Turn};
-use zbelastic_planner::StepMeasurement;
 use zbelastic_schedule::Window;
 use zbelastic_trainer::model::{LayerSpec, LayerTimes};
 use zbelastic_trainer::plan::Plan;
@@ -194,23 +193,16 @@ impl RunLog {
         self.step_timings.record_layers(of, times);
     }
 
-    /// The times of the step that ended with a turn, if all stages reported it.
+    /// The times of the steps of the plan in force, and what is planned for it.
     #[must_use]
-    pub fn measure(&self, turn: Turn) -> Option<StepMeasurement> {
-        self.step_timings.measure(turn)
+    pub const fn timings(&self) -> &StepTimings {
+        &self.step_timings
     }
 
     /// From the last seal before the plan in force to when it ran.
     #[must_use]
     pub const fn last_pause(&self) -> Option<Duration> {
         self.pace.last_pause()
-    }
-
-    /// The last steps as the text of a trace file, those from `from` on if there are such; none if no
-    /// step was measured.
-    #[must_use]
-    pub fn trace(&self, from: Option<Step>) -> Option<String> {
-        self.step_timings.trace(from)
     }
 
     /// Whether a node computes the loss: it has the head under the plan in force, or had it under
@@ -321,7 +313,8 @@ impl RunLog {
                 role: member_role(*role),
             }),
             MemberChange::Drain { holder } => {
-                Some(EventKind::Draining { node: holder.node, name: name_of(state, holder.node) })
+                let node = holder.node;
+                Some(EventKind::Draining { node, name: name_of(state, node), reason: None })
             }
             MemberChange::Moved { .. } => None,
             MemberChange::Lost { holder, reason } => {
@@ -352,7 +345,8 @@ impl RunLog {
         if let Some(facts) = &self.job {
             let config = &facts.job.job.config;
             let plan_of_record = Plan::of_record(plan, config.batch, config.memory.recomputed());
-            self.step_timings.begin(config.stage_setup(plan_of_record), plan);
+            let job = config.planner_job().ok();
+            self.step_timings.begin(config.stage_setup(plan_of_record), plan, job.as_ref());
         }
         self.failures.note_plan(plan.generation, self.bytes_floor);
         vec![EventKind::Plan {

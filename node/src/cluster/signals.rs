@@ -7,7 +7,8 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use zbelastic_wording::{CommandFailure, FailureCode};
 
-use super::process_exit::{DrainCause, NodeSignal};
+use super::process_exit::NodeSignal;
+use zbelastic_policy::drain_cause::DrainCause;
 
 /// If it is `stdin`, the process ends when its standard input does: the process that started it
 /// holds the other end, and drops it however it ends.

@@ -32,6 +32,7 @@ use zbelastic_identity::{PeerIdentity, PeerRole};
 use zbelastic_kernels::Precision;
 use zbelastic_machine::layer_snapshot::{LAYER_SNAPSHOTS, LayerSnapshots, SNAPSHOT_MEMORY_MAX};
 use zbelastic_machine::peak_rates::{PeakRates, PeakRatesByPrecision};
+use zbelastic_machine::resident_memory;
 use zbelastic_policy::trust::{ClaimContext, ClaimRefusal, check_claim};
 use zbelastic_preemption::NoticeReport;
 use zbelastic_trainer::runtime::RuntimeInput;
@@ -300,6 +301,8 @@ impl WorkerNode {
             | NodeMessage::Founding { .. }
             | NodeMessage::Peak { .. }
             | NodeMessage::MachinePeak { .. }
+            | NodeMessage::Resident(_)
+            | NodeMessage::Draining(_)
             | NodeMessage::Scrubbed(_) => {}
         }
     }
@@ -388,6 +391,8 @@ impl WorkerNode {
             DrainAction::Begin(cause) => {
                 let text = format!("draining: {cause}; a second signal ends it at once");
                 self.ports.journal.log(text);
+                // Queued messages are sent before those of the session.
+                self.ports.send_to_controllers(&NodeMessage::Draining(cause));
                 let _ = self.ports.session.handle(SessionInput::Drain);
                 if self.ports.session.holder().is_none() {
                     self.ports.exit = Some(ProcessExit::Drained(cause));
@@ -477,6 +482,9 @@ impl WorkerNode {
             self.ports.send_to_controllers(&NodeMessage::Room { room, low });
             let report = self.ports.tasks.checkpoint_thread().scrub_report();
             self.ports.send_to_controllers(&NodeMessage::Scrubbed(report));
+        }
+        if let Some(resident) = resident_memory() {
+            self.ports.send_to_controllers(&NodeMessage::Resident(resident));
         }
         // As often: a controller that came later has it then.
         self.report_peak();

@@ -8,6 +8,7 @@ use zbelastic_consensus::job::{JobChange, JobSpec};
 use zbelastic_consensus::state::{EntryRefusal, State};
 use zbelastic_identity::{PeerIdentity, SpkiPin, UnixSeconds};
 use zbelastic_policy::authority::RotationRequest;
+use zbelastic_policy::drain_cause::DrainCause;
 use zbelastic_transport::RequestReply;
 use zbelastic_types::{Digest, NodeId, RunId, Step};
 use zbelastic_wire::{self as wire, NodeAnswer, NodeMessage, NodeRequest};
@@ -213,6 +214,7 @@ impl ControllerNode {
                 revoke_token(id, with_nodes, self.ports.state().access())
             }
             ApiRequest::NodeDrain { node } => {
+                self.links.note_drain(node, DrainCause::Command);
                 let what = format!("node {node} is to drain");
                 let summary = ChangeSummary { what, nodes: vec![node] };
                 RequestOutcome::Command(OperatorCommand::Drain(node), CommandAnswer::Done(summary))

@@ -181,7 +181,7 @@ impl TraceText {
     pub(super) fn piece(&mut self, run_log: &RunLog, offset: u64, from: u64) -> ApiAnswer {
         if offset == 0 || self.0.is_empty() {
             let from = from.checked_sub(1).map(Step);
-            self.0 = run_log.trace(from).unwrap_or_default();
+            self.0 = run_log.timings().trace(from).unwrap_or_default();
         }
         let total = self.0.len() as u64;
         let bytes = piece_at(self.0.as_bytes(), offset).to_vec();

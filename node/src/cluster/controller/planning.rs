@@ -53,7 +53,7 @@ impl Planning {
 
     /// Applies an entry to the measurements, and has the plan in force judged if that is due.
     pub(super) fn note_change(&mut self, change: &StateChange, core: &Core, run_log: &RunLog) {
-        let measure = |turn| run_log.measure(turn);
+        let measure = |turn| run_log.timings().measure(turn);
         if !self.tracker.note_change(change, core.state(), measure) {
             return;
         }

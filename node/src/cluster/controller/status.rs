@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use zbelastic_consensus::class::DeviceKind;
+use zbelastic_consensus::class::{DeviceClass, DeviceKind};
 use zbelastic_consensus::contact::check_name;
 use zbelastic_consensus::core::Core;
 use zbelastic_consensus::job::JobPhase;
@@ -11,9 +11,10 @@ use zbelastic_consensus::member::{Member, MembershipStatus, Role};
 use zbelastic_consensus::plan::{PlanRecord, Promise, PromiseOff};
 use zbelastic_consensus::state::State;
 use zbelastic_consensus::training_status::TrainingStatus;
+use zbelastic_machine::resident_memory;
 use zbelastic_planner::PaceTracker;
 use zbelastic_transport::TransportPath;
-use zbelastic_types::{Digest, NodeId, Step};
+use zbelastic_types::{Bytes, Digest, NodeId, Step};
 use zbelastic_wire::NodeMessage;
 
 use super::links::MemberLinks;
@@ -217,6 +218,7 @@ impl StatusView<'_> {
             Some((plan, zbelastic_types::StageIndex(stage as u32)))
         });
         let silent = self.links.silent_for(node, Instant::now());
+        let round_trip = self.tasks.transport().round_trip(node);
         MemberStatus {
             id: node,
             name: member.contact.name.clone(),
@@ -242,14 +244,16 @@ impl StatusView<'_> {
             left_out: self.left_out(member),
             speed_permille: self.pace.speed_permille(node, member),
             peak_flop_per_s: None,
-            memory_used: None,
+            memory_used: self.memory_used(node, member),
+            memory_planned: assignment
+                .and_then(|(_, stage)| self.run_log.timings().memory_planned(stage)),
             memory: member.resources.memory,
             last_heard_ms: if node == self.facts.node {
                 Some(0)
             } else {
                 silent.map(|silent| silent.as_millis() as u64)
             },
-            round_trip_us: None,
+            round_trip_us: round_trip.map(|trip| trip.as_micros() as u64),
             log_behind: None,
             road: match (node == self.facts.node, self.links.path(node)) {
                 (true, _) => MemberPath::Own,
@@ -260,6 +264,15 @@ impl StatusView<'_> {
             work: self.links.work_status().get(&node).copied(),
             disk: self.disks.status(node),
             scrub: self.disks.scrub_status(node),
+        }
+    }
+
+    /// The memory of a member's process, if it is of the kind that the member offers.
+    fn memory_used(&self, node: NodeId, member: &Member) -> Option<Bytes> {
+        match member.resources.class {
+            DeviceClass::Processors if node == self.facts.node => resident_memory(),
+            DeviceClass::Processors => self.links.resident(node),
+            DeviceClass::Cuda(_) => None,
         }
     }
 
@@ -351,7 +364,7 @@ impl StatusView<'_> {
             replicas: record.program.placement.column_count(),
             schedule: record.program.kind.name().to_owned(),
             window: window_number(record.window()),
-            bubble_planned: None,
+            bubble_planned: self.run_log.timings().bubble_planned(),
             bubble_measured: self.run_log.bubble(),
             from_step: record.from_step.0,
             reason: record.reason.to_string(),

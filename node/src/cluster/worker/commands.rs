@@ -7,12 +7,13 @@ use zbelastic_consensus::job::JobSpec;
 use zbelastic_consensus::member::{AdmissionRefusal, Holder};
 use zbelastic_consensus::pre_copy::PreCopyPlan;
 use zbelastic_consensus::session::{LoadCommand, WorkerCommand, WorkerEvent};
+use zbelastic_policy::drain_cause::DrainCause;
 use zbelastic_policy::work_log::held_bytes;
 use zbelastic_trainer::runtime::RuntimeInput;
 
 use super::WorkerNode;
 use super::job::copies_ahead;
-use crate::cluster::process_exit::{DrainCause, ProcessExit};
+use crate::cluster::process_exit::ProcessExit;
 
 impl WorkerNode {
     /// A command of the session: executed once the text and weights of the job are here.
@@ -60,7 +61,7 @@ impl WorkerNode {
             AdmissionRefusal::Drained => {
                 let text = "drained by an operator: what starts this node again brings it back";
                 self.ports.journal.log(text.to_owned());
-                ProcessExit::Drained(DrainCause::Person)
+                ProcessExit::Drained(DrainCause::Command)
             }
             AdmissionRefusal::NoCredential => ProcessExit::Removed,
         });

@@ -3,8 +3,9 @@
 
 use zbelastic_preemption::{Notice, NoticeCause};
 
-use crate::cluster::process_exit::{ALONE_TIMEOUT, DrainCause, NodeSignal};
+use crate::cluster::process_exit::{ALONE_TIMEOUT, NodeSignal};
 use zbelastic_config::NoticePolicy;
+use zbelastic_policy::drain_cause::DrainCause;
 use zbelastic_policy::tick::ticks_of;
 
 /// The reaction to a signal.
@@ -60,7 +61,7 @@ impl DrainWatch {
                     return None;
                 }
                 self.notice = Some(notice.clone());
-                Some(NodeSignal::Drain(DrainCause::Preempted))
+                Some(NodeSignal::Drain(DrainCause::Notice))
             }
             // It may happen to this machine sooner than to others: nothing is lost by waiting.
             (NoticeCause::Rebalance, NoticePolicy::Drain) | (_, NoticePolicy::Ignore) => None,
