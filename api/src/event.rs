@@ -283,6 +283,15 @@ impl EventKind {
     pub const fn is_step(&self) -> bool {
         matches!(self, Self::Step { .. })
     }
+
+    /// The event with the reason why a node drains, if it is about a node that begins to.
+    #[must_use]
+    pub fn with_drain_reason(mut self, reason_of: impl FnOnce(NodeId) -> Option<String>) -> Self {
+        if let Self::Draining { node, reason, .. } = &mut self {
+            *reason = reason_of(*node);
+        }
+        self
+    }
 }
 
 const fn once() -> u32 {

@@ -242,6 +242,21 @@ fn an_event_of_a_later_version_is_shown_by_its_text() {
 }
 
 #[test]
+fn the_reason_why_a_node_drains_may_be_missing_and_is_in_the_text_otherwise() {
+    let line =
+        r#"{"sequence":1,"at_ms":2,"event":"draining","node":3,"name":"a","text":"it goes"}"#;
+    let event: ClusterEvent = serde_json::from_str(line).expect("an event of an earlier version");
+    let draining = || event.kind.clone();
+    assert_eq!(draining().to_string(), "node a (3) is draining");
+    let text = serde_json::to_string(&event).expect("JSON");
+    assert!(!text.contains("reason"), "{text}");
+    let reason_of = |node: NodeId| (node == NodeId(3)).then(|| "by order".to_owned());
+    let text = draining().with_drain_reason(reason_of).to_string();
+    assert_eq!(text, "node a (3) is draining: by order");
+    assert_eq!(EventKind::QuorumHeld.with_drain_reason(reason_of), EventKind::QuorumHeld);
+}
+
+#[test]
 fn digests_are_64_letters() {
     let text = digest(0xab).to_string();
     assert_eq!(HexDigest::parse(&text), Some(digest(0xab)));

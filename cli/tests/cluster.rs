@@ -293,6 +293,16 @@ fn majority_that_is_gone_is_replaced_by_force() {
     assert_eq!(found, undisturbed_for(steps));
 }
 
+/// Why a worker drained, as the leader reported it.
+fn drain_reason(cluster: &SpawnedCluster, name: &str) -> String {
+    let events = std::fs::read_to_string(cluster.nodes[0].folder.join("events.jsonl"));
+    let events = events.expect("the controller tells");
+    let mut events = events.lines().filter_map(|line| serde_json::from_str(line).ok());
+    let is_it = |event: &serde_json::Value| event["event"] == "draining" && event["name"] == name;
+    let event = events.find(is_it).expect("it drained");
+    event["reason"].as_str().unwrap_or_default().to_owned()
+}
+
 #[test]
 fn worker_that_is_told_to_go_hands_over_and_says_that_it_may_be_started_again() {
     let mut cluster = SpawnedCluster::new();
@@ -306,6 +316,7 @@ fn worker_that_is_told_to_go_hands_over_and_says_that_it_may_be_started_again() 
         (plan.stages.len() == 2).then_some(status)
     });
     assert_eq!(status.failures, [], "nothing was lost: {status:#?}");
+    assert!(drain_reason(&cluster, "b").contains("SIGTERM"));
     let found = cluster.digest(STEPS);
     drop(cluster);
     assert_eq!(found, undisturbed());

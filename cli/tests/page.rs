@@ -4,6 +4,8 @@
 mod browser;
 #[path = "page/controller.rs"]
 mod controller;
+#[path = "page/figures.rs"]
+mod figures;
 #[expect(dead_code, reason = "the tests of a cluster use more of it")]
 #[path = "cluster/harness.rs"]
 mod harness;
@@ -84,6 +86,16 @@ fn the_page_shows_what_status_prints_and_a_worker_that_was_killed() {
     browser.wait(
         "the table of controllers has what it lacks of the log",
         "return document.querySelector('#controllers tr').cells[4].textContent === '0'",
+    );
+    browser.wait(
+        "a bar of memory has the mark of the plan, and says both",
+        "const bar = document.querySelector('#nodes .bar b'); \
+         return bar !== null && bar.closest('td').title.endsWith(' planned')",
+    );
+    browser.wait(
+        "the table of checkpoints has the names of holders",
+        "const held = document.querySelector('#checkpoints tr')?.cells[4].textContent ?? ''; \
+         return held.split(', ').some(name => state.status.members.some(member => member.name === name))",
     );
     browser.wait("lanes are drawn", "return state.lanes.length > 1 && lanes.boxes.length > 5");
     cluster.restart(killed, &["join", "--spot", "none"]);

@@ -11,6 +11,7 @@
 pub mod aside;
 pub mod authority;
 pub mod collect;
+pub mod connected_members;
 pub mod copy_check;
 pub mod data;
 pub mod data_chunks;

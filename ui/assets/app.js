@@ -18,7 +18,7 @@ function element(name, properties = {}, ...children) {
   const made = document.createElement(name);
   for (const [key, value] of Object.entries(properties)) {
     if (key === "class") made.className = value;
-    else if (key === "width") made.style.width = value;
+    else if (key === "width" || key === "left") made.style[key] = value;
     else if (key === "fill") made.style.background = value;
     else made[key] = value;
   }
@@ -274,11 +274,13 @@ function memberState(member) {
 
 function memoryCell(member) {
   if (!member.memory) return element("td", { class: "mem", textContent: "–" });
-  const share = Math.min(1, (member.memory_used ?? 0) / member.memory);
-  if (member.memory_used == null) return element("td", { class: "mem", textContent: `${bytes(member.memory)} offered` });
-  const bar = element("span", { class: "bar" }, element("i", { width: `${100 * share}%` }));
-  const text = `${bytes(member.memory_used)} of ${bytes(member.memory)}`;
-  return element("td", { class: "mem", title: text }, bar, bytes(member.memory_used));
+  const { memory, memory_used: used, memory_planned: planned } = member;
+  const plan = planned == null ? "" : `, ${bytes(planned)} planned`;
+  if (used == null) return element("td", { class: "mem", textContent: `${bytes(memory)} offered${plan}` });
+  const share = count => `${100 * Math.min(1, count / memory)}%`;
+  const mark = planned == null ? null : element("b", { left: share(planned) });
+  const bar = element("span", { class: "bar" }, element("i", { width: share(used) }), mark);
+  return element("td", { class: "mem", title: `${bytes(used)} of ${bytes(memory)}${plan}` }, bar, bytes(used));
 }
 
 function roundTrip(member) {
@@ -314,7 +316,7 @@ function drawNodes() {
   found.sort((a, b) => rank(a) - rank(b) || a.id - b.id);
   const rows = found.slice(0, ROWS_MAX);
   const marks = lastMarks();
-  const key = JSON.stringify([words, rows.map(member => [member.id, member.standing, stageText(member, status.plan), member.layers, member.memory_used,
+  const key = JSON.stringify([words, rows.map(member => [member.id, member.standing, stageText(member, status.plan), member.layers, member.memory_used, member.memory_planned,
     roundTrip(member), marks.get(member.name)?.at_ms, memberState(member)])]);
   if (key === nodesKey) return;
   nodesKey = key;
@@ -399,7 +401,8 @@ function drawGroup() {
     const right = text => element("td", { class: "r", textContent: text });
     const age = point.at_ms == null ? "–" : duration(Math.max(0, status.at_ms - point.at_ms) / 1000);
     return element("tr", {}, element("td", { textContent: `step ${thousands(point.step)}` }), right(age), right(bytes(point.bytes)),
-      right(String(point.copies)), element("td", { textContent: `${point.digest.slice(0, 8)}…`, title: point.digest }));
+      right(String(point.copies)), element("td", { class: "why", textContent: point.holders.map(named).join(", ") || "–" }),
+      element("td", { textContent: `${point.digest.slice(0, 8)}…`, title: point.digest }));
   }));
 }
 

@@ -139,10 +139,12 @@ fn standing_text(member: &MemberStatus) -> String {
 }
 
 fn memory_text(member: &MemberStatus) -> String {
+    let planned =
+        member.memory_planned.map_or_else(String::new, |planned| format!(", {planned} planned"));
     match (member.role, member.memory_used) {
-        (MemberRole::Controller, _) => String::new(),
-        (MemberRole::Worker, None) => member.memory.to_string(),
-        (MemberRole::Worker, Some(used)) => format!("{used} of {}", member.memory),
+        (MemberRole::Controller, used) => used.map_or_else(String::new, |used| used.to_string()),
+        (MemberRole::Worker, None) => format!("{}{planned}", member.memory),
+        (MemberRole::Worker, Some(used)) => format!("{used} of {}{planned}", member.memory),
     }
 }
 

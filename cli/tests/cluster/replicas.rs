@@ -132,6 +132,7 @@ fn a_drained_worker_of_two_pipelines_is_rerouted() {
     let drained = drained.expect("it runs");
     assert!(drained.status.success(), "{drained:?}");
     assert_eq!(cluster.ended("c"), Some(0), "it ends as drained");
+    assert!(super::drain_reason(&cluster, "c").contains("node drain"));
     let found = cluster.digest(STEPS);
     let status = cluster.wait("the last status", SpawnedCluster::status);
     assert_eq!(status.counters.get("rewinds"), Some(&0), "{status:#?}");

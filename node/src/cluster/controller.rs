@@ -379,12 +379,14 @@ impl ControllerNode {
                     self.disks.note_scrubbed(from.node, report);
                 }
             }
-            NodeMessage::Peak { flop_per_s } => self.links.note_peak(from.node, flop_per_s),
-            NodeMessage::MachinePeak { flop_per_s } => {
-                self.links.note_machine_peak(from.node, flop_per_s);
+            NodeMessage::Peak { flop_per_s } => {
+                self.links.connected.note_peak(from.node, flop_per_s)
             }
-            NodeMessage::Resident(memory) => self.links.note_resident(from.node, memory),
-            NodeMessage::Draining(cause) => self.links.note_drain(from.node, cause),
+            NodeMessage::MachinePeak { flop_per_s } => {
+                self.links.connected.note_machine_peak(from.node, flop_per_s);
+            }
+            NodeMessage::Resident(memory) => self.links.connected.note_resident(from.node, memory),
+            NodeMessage::Draining(cause) => self.links.connected.note_drain(from.node, cause),
             NodeMessage::SaveFailed(failed) => {
                 self.pieces.note_save_failed(from.node, failed, &mut self.ports);
                 // Who has the layer now may hold the run; others may speak of an earlier plan, or lie.

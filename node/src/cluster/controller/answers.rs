@@ -214,7 +214,7 @@ impl ControllerNode {
                 revoke_token(id, with_nodes, self.ports.state().access())
             }
             ApiRequest::NodeDrain { node } => {
-                self.links.note_drain(node, DrainCause::Command);
+                self.links.connected.note_drain(node, DrainCause::Command);
                 let what = format!("node {node} is to drain");
                 let summary = ChangeSummary { what, nodes: vec![node] };
                 RequestOutcome::Command(OperatorCommand::Drain(node), CommandAnswer::Done(summary))

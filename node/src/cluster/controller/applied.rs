@@ -50,7 +50,8 @@ impl ControllerNode {
         }
         let now = (Instant::now(), unix_ms());
         for kind in self.run_log.note_change(change, self.ports.core.state(), now) {
-            let kind = self.links.with_drain_reason(self.ports.runs().with_digest(kind));
+            let kind = self.ports.runs().with_digest(kind);
+            let kind = kind.with_drain_reason(|node| self.links.connected.take_drain_reason(node));
             self.ports.journal.record_entry(index, kind);
         }
         self.planning.note_change(change, &self.ports.core, &self.run_log);

@@ -198,12 +198,12 @@ impl StatusView<'_> {
         // Those that compute: the cores of one that waits are free for the others.
         let peaks = plan.iter().filter_map(|holder| {
             let machine = members.get(&holder.node)?.contact.place.host;
-            Some((holder.node, self.links.peak(holder.node, machine)?))
+            Some((holder.node, self.links.connected.peak(holder.node, machine)?))
         });
         let shares = shared_peaks(&peaks.collect());
         let raft = self.core.status();
         let member = |(node, member): (&NodeId, &Member)| {
-            let alone = || self.links.peak(*node, 0).map(|peak| peak.own);
+            let alone = || self.links.connected.peak(*node, 0).map(|peak| peak.own);
             let peak_flop_per_s = shares.get(node).copied().or_else(alone);
             let log_behind = raft.behind(*node);
             MemberStatus { peak_flop_per_s, log_behind, ..self.member(*node, member) }
@@ -255,7 +255,7 @@ impl StatusView<'_> {
             },
             round_trip_us: round_trip.map(|trip| trip.as_micros() as u64),
             log_behind: None,
-            road: match (node == self.facts.node, self.links.path(node)) {
+            road: match (node == self.facts.node, self.links.connected.path(node)) {
                 (true, _) => MemberPath::Own,
                 (false, Some(TransportPath::Quic)) => MemberPath::Quic,
                 (false, Some(TransportPath::SameHost)) => MemberPath::SameHost,
@@ -271,7 +271,7 @@ impl StatusView<'_> {
     fn memory_used(&self, node: NodeId, member: &Member) -> Option<Bytes> {
         match member.resources.class {
             DeviceClass::Processors if node == self.facts.node => resident_memory(),
-            DeviceClass::Processors => self.links.resident(node),
+            DeviceClass::Processors => self.links.connected.resident(node),
             DeviceClass::Cuda(_) => None,
         }
     }
