@@ -10,6 +10,7 @@ use super::key::{Key, KeyDefault, SECTIONS};
 use super::kind::size_text;
 use super::memory::names_of_ops;
 use super::settings::ConfigSettings;
+use super::tokens::BYTES_TOKENIZER;
 use super::value::ConfigValue;
 use super::words::{ConfigWord, OptimizerChoice, RopeScalingKind};
 use super::{RunConfig, WeightSource};
@@ -158,6 +159,13 @@ fn value_of(config: &RunConfig, key: Key) -> Option<ConfigValue> {
         Key::Packing if config.tokens.is_default() => return None,
         Key::Packing => word(config.tokens.packing),
         Key::Tokenizer => match &config.tokens.tokenizer {
+            // Text is read by the tokenizer of the model's folder unless bytes are named.
+            None if config.tokens.stores.is_empty() && !config.text.is_empty() => {
+                match config.weights {
+                    WeightSource::Drawn => return None,
+                    WeightSource::HuggingFace { .. } => text(BYTES_TOKENIZER),
+                }
+            }
             None => return None,
             Some(tokenizer) => text(&tokenizer.display().to_string()),
         },

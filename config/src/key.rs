@@ -161,7 +161,7 @@ keys! {
     /// Of stores, whether the documents of a window see each other: concat, or not: documents.
     Packing: "data.packing", Word(words::<Packing>), Literal("\"concat\"");
     /// What makes tokens of data.text and text of samples: bytes, or a tokenizer.json or its folder.
-    Tokenizer: "data.tokenizer", Text, Described("\"bytes\"");
+    Tokenizer: "data.tokenizer", Text, Described("that of model.from_hf if it has a tokenizer.json, or \"bytes\"");
     /// Share of the text, from its end, that is never trained on but evaluated on.
     HeldOut: "data.held_out", Number(UpTo(HELD_OUT_MAX)), Literal("0.05");
 

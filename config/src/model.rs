@@ -41,8 +41,10 @@ const SHAPE_KEYS: [Key; 21] = [
     Key::Tied,
 ];
 
+/// The file of a tokenizer that is read here.
+pub(crate) const TOKENIZER_JSON: &str = "tokenizer.json";
 /// Files of a tokenizer, which models that read tokens bring beside their weights.
-const TOKENIZERS: [&str; 4] = ["tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt"];
+const TOKENIZERS: [&str; 4] = [TOKENIZER_JSON, "tokenizer.model", "vocab.json", "merges.txt"];
 
 /// Without these there is no shape.
 const NEEDED_KEYS: [Key; 4] = [Key::Family, Key::Layers, Key::Width, Key::Heads];
@@ -98,14 +100,15 @@ impl ConfigBuilder<'_> {
         let wrong = |error| ConfigProblem::FolderModel { path: path.clone(), error };
         self.problems.extend(model.errors().into_iter().map(wrong));
         self.check_positions(&model);
-        if self.reads_bytes() {
+        if self.reads_bytes() && !self.reader.settings.origin(Key::Tokenizer).is_explicit() {
             self.check_tokenizer(folder, model.vocabulary);
         }
         Some(model)
     }
 
     /// A model with more tokens than bytes may have learnt bytes all the same. One that brings what
-    /// reads its tokens did not: trained on bytes, it would begin with the rows of other things.
+    /// reads its tokens did not: trained on bytes, it would begin with the rows of other tokens. That
+    /// is refused unless bytes are named.
     fn check_tokenizer(&mut self, folder: &Path, vocabulary: u32) {
         let tokenizer =
             TOKENIZERS.into_iter().map(|name| folder.join(name)).find(|path| path.exists());

@@ -25,6 +25,7 @@ use super::BOUNDARY_BYTES_MAX;
 use super::assignment::{EffectiveSetting, SettingOrigin};
 use super::key::{Key, KeyDefault, SECTIONS};
 use super::kind::ValueKind;
+use super::model::TOKENIZER_JSON;
 use super::nearest::nearest;
 use super::value::ConfigValue;
 use super::words::{PresetName, words};
@@ -459,11 +460,16 @@ pub(super) fn vocabulary(at: &SettingOrigin, vocabulary: u32) -> FailureDetail {
 }
 
 pub(super) fn tokenizer(path: &Path, vocabulary: u32) -> FailureDetail {
-    let folder = path.parent().unwrap_or(path).display();
-    let hint = format!(
-        "data.tokenizer = \"{folder}\", which reads text by the model's own tokenizer.json; or a model \
-         that was trained on bytes, as `zbelastic train` writes them"
-    );
+    // Where it has a tokenizer.json, any text that is named is read by that.
+    let own = match path.ends_with(TOKENIZER_JSON) {
+        true => "--text with files, which are read by it",
+        false => {
+            "a tokenizer.json in this folder, which AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) \
+             of transformers writes"
+        }
+    };
+    let hint =
+        format!("{own}; or data.tokenizer = \"bytes\", which trains it on bytes all the same");
     FailureDetail::new(format!(
         "model.from_hf: the model has {vocabulary} tokens of its own tokenizer"
     ))

@@ -7,6 +7,7 @@ use zbelastic_data::window::Packing;
 
 use super::ConfigBuilder;
 use crate::key::Key;
+use crate::model::TOKENIZER_JSON;
 use crate::problem::ConfigProblem;
 use crate::reader::SettingsReader;
 use crate::settings::ConfigOrigin;
@@ -14,13 +15,25 @@ use crate::tokens::{BYTES_TOKENIZER, StoreShare, TokensConfig, TokensError};
 
 /// The entries of the key that are no shares are left out here, and reported by the builder.
 pub(crate) fn tokens_config(reader: &SettingsReader<'_>) -> TokensConfig {
-    let tokenizer = reader.text(Key::Tokenizer).filter(|name| *name != BYTES_TOKENIZER);
+    let tokenizer = match reader.text(Key::Tokenizer) {
+        Some(BYTES_TOKENIZER) => None,
+        Some(named) => Some(PathBuf::from(named)),
+        None => source_tokenizer(reader),
+    };
     let shares = reader.texts(Key::Tokens);
     TokensConfig {
         stores: shares.iter().filter_map(|entry| StoreShare::parse(entry).ok()).collect(),
         packing: reader.choice(Key::Packing),
-        tokenizer: tokenizer.map(PathBuf::from),
+        tokenizer,
     }
+}
+
+/// The folder that the model is from, if its tokenizer reads the text that is named. Stores say by their
+/// hash whether it made them.
+fn source_tokenizer(reader: &SettingsReader<'_>) -> Option<PathBuf> {
+    let reads_text = !reader.texts(Key::Text).is_empty() && reader.texts(Key::Tokens).is_empty();
+    let folder = reader.text(Key::FromHf).filter(|_| reads_text).map(PathBuf::from)?;
+    folder.join(TOKENIZER_JSON).is_file().then_some(folder)
 }
 
 impl ConfigBuilder<'_> {

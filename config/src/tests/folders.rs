@@ -147,6 +147,43 @@ fn a_model_that_reads_tokens_is_refused() {
     let failure = load(&sources).expect_err("it reads tokens");
     let what = "model.from_hf: the model has 257 tokens of its own tokenizer";
     assert_eq!(failure.details[0].what, what);
-    let own = format!("data.tokenizer = \"{}\"", folder.path().display());
-    assert!(failure.to_string().contains(&own), "{failure}");
+    let hint = "--text with files, which are read by it; or data.tokenizer = \"bytes\"";
+    assert!(failure.to_string().contains(hint), "{failure}");
+    let bytes = [&sources.flags[..], &[set("data.tokenizer=bytes")]].concat();
+    let bytes = load(&ConfigSources { file: None, flags: bytes }).expect("bytes are named");
+    assert_eq!(bytes.notes.first(), Some(&ConfigNote::ManyTokens { vocabulary: 257 }));
+    // One of a form that is not read here reads no text by itself.
+    let named = |name: &str| folder.path().join(name);
+    std::fs::rename(named("tokenizer.json"), named("tokenizer.model")).expect("a file");
+    let text = [&sources.flags[..], &[set("data.text=a.txt")]].concat();
+    let failure = load(&ConfigSources { file: None, flags: text }).expect_err("it reads tokens");
+    assert!(failure.to_string().contains("save_pretrained(DIR)"), "{failure}");
+}
+
+#[test]
+fn text_is_read_by_the_tokenizer_of_the_models_folder_unless_another_is_named() {
+    let llama = LLAMA.replace("\"vocab_size\": 101", "\"vocab_size\": 301");
+    let (folder, sources) = folder_model(&llama, &["train.seq_len=32"]);
+    let loaded = |flags: &[&str]| {
+        let flags = flags.iter().map(|flag| set(flag));
+        let flags = sources.flags.iter().cloned().chain(flags).collect();
+        load(&ConfigSources { file: None, flags }).expect("legal")
+    };
+    let many = [ConfigNote::ManyTokens { vocabulary: 301 }];
+    let text = "data.text=a.txt";
+    let without = loaded(&[text]);
+    assert!(without.config.tokens.is_bytes() && without.notes == many);
+    std::fs::write(folder.path().join("tokenizer.json"), "{}").expect("a file");
+    let own = loaded(&[text]);
+    assert_eq!(own.config.tokens.tokenizer.as_deref(), Some(folder.path()));
+    assert!(own.config.tokens.is_encoded_text() && own.notes.is_empty());
+    check_round_trip(&own);
+    let other = loaded(&[text, "data.tokenizer=tok"]);
+    assert_eq!(other.config.tokens.tokenizer.as_deref(), Some(std::path::Path::new("tok")));
+    let bytes = loaded(&[text, "data.tokenizer=bytes"]);
+    assert!(bytes.config.tokens.is_bytes() && bytes.notes == many);
+    // A run that goes on by its own configuration reads bytes again.
+    check_round_trip(&bytes);
+    let recorded = load_recorded("run", &bytes.config.effective()).expect("it began");
+    assert_eq!(recorded.config, bytes.config);
 }
