@@ -101,6 +101,13 @@ fn a_run_is_exported_whole_with_its_card() {
     let digest = record["digest"].as_str().expect("a digest");
     let hash = blake3_of_file(&card, "model.safetensors");
     assert!(card.contains(digest) && card.contains("for 6 steps"), "{card}");
+    let layers = record["layer_digests"].as_array().expect("they are at hand");
+    let rows = layers.iter().enumerate().map(|(layer, digest)| (layer, digest.as_str()));
+    for (layer, digest) in rows {
+        let row = format!("| {layer} | `{}` |\n", digest.expect("hexadecimal"));
+        assert!(card.contains(&row), "no {row} in: {card}");
+    }
+    assert!(layers.len() > 2, "{record}");
     let trained_on = blake3::hash(&fs::read(site.path("text.txt")).expect("written"));
     let line = format!("The text has the BLAKE3 hash\n\n    {trained_on}\n");
     assert!(card.contains(&line), "{card}");

@@ -159,6 +159,7 @@ pub fn train_on<O: StageBackendFactory>(
     Ok(RunOutcome {
         steps_done: conducted.steps_done,
         digest: conducted.state.digest(),
+        layer_digests: Vec::new(),
         weights: TrainedWeights::InMemory(layers.into_iter().map(Into::into).collect()),
         held_out,
         elapsed: conducted.elapsed,

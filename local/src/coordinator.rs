@@ -16,7 +16,7 @@ use zbelastic_timing::trace::trace;
 use zbelastic_trainer::digest::{StateDigest, state_digest};
 use zbelastic_trainer::model::model_size;
 use zbelastic_trainer::stage::{Event, StashStoreError};
-use zbelastic_types::{StageIndex, Step};
+use zbelastic_types::{Digest, StageIndex, Step};
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 
 use super::job::TrainingJob;
@@ -40,6 +40,9 @@ pub struct RunOutcome {
     pub weights: TrainedWeights,
     /// Digest of the state after the last step.
     pub digest: StateDigest,
+    /// Digests of the layers that it is a hash over, in the model's order; none of a schedule without
+    /// steps.
+    pub layer_digests: Vec<Digest>,
     /// The last evaluation after the last step, if there was text for it.
     pub held_out: Option<HeldOutLoss>,
     /// Duration of the steps.
@@ -231,7 +234,8 @@ impl<'a> Coordinator<'a> {
             weights: TrainedWeights::InMemory(
                 layers.into_iter().map(|(_, weights)| weights.into()).collect(),
             ),
-            digest: state_digest(digests.into_values(), self.ledger.updates()),
+            digest: state_digest(digests.values().copied(), self.ledger.updates()),
+            layer_digests: digests.into_values().collect(),
             held_out: self.held_out.filter(|last| last.steps_done == self.steps_done),
             elapsed: self.sealed - self.began,
             steps_before: 0,

@@ -180,7 +180,9 @@ fn run_record(run: &LeftRun) -> RunRecord {
         name: name_of(folder),
         steps: record["steps"].as_u64(),
         state_digest: word(&record["digest"]),
-        layer_digests: Vec::new(),
+        layer_digests: record["layer_digests"]
+            .as_array()
+            .map_or_else(Vec::new, |digests| digests.iter().filter_map(word).collect()),
         data: trained_data(record),
         document: document.clone(),
     }

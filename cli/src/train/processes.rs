@@ -389,6 +389,7 @@ fn finish(
         weights: TrainedWeights::Written(layers),
         digest: StateDigest(detail.summary.digest.0.0),
         held_out,
+        layer_digests: detail.layers.iter().map(|layer| layer.digest.0).collect(),
         elapsed,
         steps_before,
         trace,

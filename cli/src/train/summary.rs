@@ -298,6 +298,7 @@ fn run_json(prepared: &PreparedRun, finished: &FinishedRun) -> String {
     });
     run[text.word()] = text.json();
     format!("{run:#}\n")
+        "layer_digests": outcome.layer_digests.iter().map(ToString::to_string).collect::<Vec<_>>(),
 }
 
 /// Steps ahead of their verdict; nothing where there are no steps.
