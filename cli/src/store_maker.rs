@@ -103,6 +103,7 @@ pub fn with_text_store(
 ) -> Result<ConfigSources, CommandFailure> {
     let Some((loaded, encoder)) = text_and_tokenizer(&sources)? else { return Ok(sources) };
     check_vocabulary(&loaded, &encoder)?;
+    let tokenizer = loaded.config.tokens.tokenizer.clone();
     let mut request = PrepareRequest {
         entries: loaded.config.text,
         options: SourceOptions::default(),
@@ -124,6 +125,9 @@ pub fn with_text_store(
     let folder = ConfigValue::Text(request.folder.display().to_string());
     sources.flags.push(own(Key::Text, ConfigValue::List(Vec::new())));
     sources.flags.push(own(Key::Tokens, ConfigValue::List(vec![folder])));
+    // The configuration names no text any more that the tokenizer of the model's folder would read.
+    let named = tokenizer.map(|path| ConfigValue::Text(path.display().to_string()));
+    sources.flags.extend(named.map(|named| own(Key::Tokenizer, named)));
     Ok(sources)
 }
 

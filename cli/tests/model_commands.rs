@@ -333,6 +333,52 @@ fn a_run_has_its_tokenizer_from_the_beginning() {
     site.printed("generate run --prompt a --max-tokens 2");
 }
 
+/// A model's own tokenizer reads text and makes samples of ids, and the special tokens that its
+/// `config.json` names are those of what is exported.
+#[test]
+fn a_run_from_a_folder_has_the_tokenizer_and_the_special_tokens_of_that() {
+    let site = Site::with_tokenizer();
+    let path = site.path("model/config.json");
+    let mut config = parsed(&fs::read(&path).expect("exported"));
+    config["bos_token_id"] = 11.into();
+    config["pad_token_id"] = 12.into();
+    fs::write(&path, config.to_string()).expect("room");
+    let keys = "--set train.seq_len=64 --set train.global_batch=4 --set train.microbatch=1 \
+        --set train.steps=2 --threads-only --workers 2";
+    let from = format!("train --set model.from_hf=model {keys}");
+    let printed = site.printed(&format!("{from} --text text.txt --out own"));
+    let line = "vocab   300 tokens of the tokenizer in model (model.from_hf)\n";
+    assert!(printed.contains(line) && !printed.contains("the sample is ids"), "{printed}");
+    assert!(site.files("own/model")["tokenizer.json"] == site.files("tok")["tokenizer.json"]);
+    let recorded = fs::read_to_string(site.path("own/config.toml")).expect("written");
+    assert!(recorded.contains("\ntokenizer = \"model\"\n"), "{recorded}");
+
+    site.printed("data prepare text.txt --tokenizer model --to store --threads 1");
+    let printed = site.printed(&format!("{from} --tokens store --out stores"));
+    assert!(printed.contains(line) && !printed.contains("the sample is ids"), "{printed}");
+    let digest = |run: &str| parsed(&site.files(run)["run.json"])["digest"].clone();
+    assert_eq!(digest("own"), digest("stores"), "the same tokens");
+    for run in ["own", "stores"] {
+        site.printed(&format!("generate {run} --prompt a --max-tokens 2"));
+        site.printed(&format!("export {run} --to exported-{run}"));
+        let files = site.files(&format!("exported-{run}"));
+        assert!(files["tokenizer.json"] == site.files("tok")["tokenizer.json"]);
+        let config = parsed(&files["config.json"]);
+        // The tokenizer's own come first, and it names no padding.
+        let ids = ["bos_token_id", "eos_token_id", "pad_token_id"].map(|key| config[key].as_u64());
+        assert_eq!(ids, [Some(0), Some(0), Some(12)], "{config}");
+    }
+
+    let bytes = format!("{from} --text text.txt --set data.tokenizer=bytes --out bytes");
+    let printed = site.printed(&bytes);
+    assert!(printed.contains("text is read as bytes") && !printed.contains("vocab "), "{printed}");
+    assert!(!site.path("bytes/model/tokenizer.json").exists());
+    site.refused(&format!("{from} --out none"), 2, &["of its own tokenizer", "--text with files"]);
+    site.printed("data prepare text.txt --to of-bytes --threads 1");
+    site.printed(&format!("{from} --tokens of-bytes --out other"));
+    assert!(!site.path("other/model/tokenizer.json").exists(), "the store was made by another");
+}
+
 #[test]
 fn text_is_generated_by_the_flags_and_the_seed() {
     let site = Site::with_run();

@@ -25,7 +25,9 @@ pub use adapter_config::{AdapterConfigError, PeftAdapters, parse_adapter_config}
 pub use config::parse_config;
 pub use config_json::config_json;
 pub use config_keys::{ConfigError, dropout};
-pub use exported_config::{SpecialTokenIds, exported_config_json, generation_config_json};
+pub use exported_config::{
+    SpecialTokenIds, exported_config_json, generation_config_json, trained_config_json,
+};
 pub use import::{WeightFile, import_adapters, import_files, import_safetensors, read_adapters};
 pub use import_error::{HeaderError, ImportError};
 pub use layer_window::{LayerWindow, layer_order};

@@ -14,6 +14,7 @@ use zbelastic_local::interrupt::Interrupt;
 use zbelastic_local::job::TrainingJob;
 use zbelastic_machine::{DeviceList, core_count};
 use zbelastic_schedule::{GenerateError, ScheduleKind};
+use zbelastic_trainer::hf::SpecialTokenIds;
 use zbelastic_trainer::model::LayerRange;
 use zbelastic_trainer::plan::{
     ChooseRequest, Grid, HeldBeside, Pace, Plan, PlanChoice, PlanError, ReplicaCount,
@@ -47,6 +48,8 @@ pub struct PreparedRun {
     pub text: DataSummary,
     /// The tokenizer of its tokens.
     pub tokenizer: RunTokenizer,
+    /// The special tokens that the model's source names, where the run reads its tokens.
+    pub special_ids: SpecialTokenIds,
     /// Its plan, and why that.
     pub plan: RunPlan,
     /// Its stages, each with a worker.
@@ -191,6 +194,7 @@ pub fn prepare(
     let name = run_name(&loaded.settings, args.config.config.as_deref());
     let LoadedConfig { config, notes, .. } = loaded;
     let weights = initial_weights(&config)?;
+    let special_ids = text.tokenizer.special_ids(&config.weights);
     let threads = threads_per_worker(args.threads, worker_count, core_count());
     let setup = config.stage_setup(plan.synchronous().clone());
     let setup = StageSetup { weights, injections, ..setup };
@@ -209,6 +213,7 @@ pub fn prepare(
         notes,
         text: text.about,
         tokenizer: text.tokenizer,
+        special_ids,
         plan,
         worker_count,
         devices,

@@ -165,6 +165,7 @@ pub fn train(
         address: children.address(),
         controller: children.controller(),
         model: prepared.config.model.clone(),
+        special_ids: prepared.special_ids.clone(),
         folder: folder.to_owned(),
     });
     let ended = follow(accepted, &options, (&mut children, &mut client), &mut writer, observe)?;
@@ -388,8 +389,8 @@ fn finish(
         steps_done,
         weights: TrainedWeights::Written(layers),
         digest: StateDigest(detail.summary.digest.0.0),
-        held_out,
         layer_digests: detail.layers.iter().map(|layer| layer.digest.0).collect(),
+        held_out,
         elapsed,
         steps_before,
         trace,

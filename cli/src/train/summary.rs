@@ -79,6 +79,9 @@ pub fn write_heading(
         out,
         "model   {family}, {blocks} layers of width {width}, {parameters} parameters{from}"
     )?;
+    if let Some(line) = prepared.tokenizer.heading(&config.weights) {
+        writeln!(out, "vocab   {line}")?;
+    }
     let windows = text.training_windows();
     let held_out = text.held_out_windows();
     let length = config.batch.microbatch.sequence_len;
@@ -140,11 +143,11 @@ pub fn write_end(
     audience: OutputAudience,
     out: &mut dyn Write,
 ) -> Result<(), CommandError> {
-    let model = &prepared.config.model;
+    let described = (&prepared.config.model, &prepared.special_ids);
     let outcome = &finished.outcome;
     match &outcome.weights {
         TrainedWeights::InMemory(layers) => {
-            write_trained(folder.path(), model, &mut |layer| Ok(&layers[layer.0 as usize]))?;
+            write_trained(folder.path(), described, &mut |layer| Ok(&layers[layer.0 as usize]))?;
         }
         TrainedWeights::Written(_) => {}
     }
@@ -295,10 +298,10 @@ fn run_json(prepared: &PreparedRun, finished: &FinishedRun) -> String {
         "held_out_loss": held_out_loss(outcome),
         "seconds": outcome.elapsed.as_secs_f64(),
         "digest": outcome.digest.to_string(),
+        "layer_digests": outcome.layer_digests.iter().map(ToString::to_string).collect::<Vec<_>>(),
     });
     run[text.word()] = text.json();
     format!("{run:#}\n")
-        "layer_digests": outcome.layer_digests.iter().map(ToString::to_string).collect::<Vec<_>>(),
 }
 
 /// Steps ahead of their verdict; nothing where there are no steps.

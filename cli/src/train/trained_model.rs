@@ -7,8 +7,8 @@ use std::path::Path;
 
 use zbelastic_kernels::HostThreads;
 use zbelastic_trainer::hf::{
-    ADAPTER_CONFIG, ADAPTER_WEIGHTS, LayerWindow, MODEL_CONFIG, WEIGHTS_FILE, WeightType,
-    WeightsFiles, WriteWeightsError, adapter_config_json, config_json,
+    ADAPTER_CONFIG, ADAPTER_WEIGHTS, LayerWindow, MODEL_CONFIG, SpecialTokenIds, WEIGHTS_FILE,
+    WeightType, WeightsFiles, WriteWeightsError, adapter_config_json, trained_config_json,
 };
 use zbelastic_trainer::model::{ModelConfig, merge_layer, model_layers};
 use zbelastic_types::LayerId;
@@ -25,19 +25,20 @@ pub fn trained_files(model: &ModelConfig) -> WeightsFiles {
 }
 
 /// Writes the model that a run has trained, whose layers are requested in the order of
-/// [`trained_files`]. With adapters it is the merged model, and they lie beside its weights.
+/// [`trained_files`], with these special tokens. With adapters it is the merged model, and they lie
+/// beside its weights.
 ///
 /// # Errors
 /// If a file cannot be written, or a layer cannot be had.
 pub fn write_trained<L: AsRef<[f32]>>(
     run: &Path,
-    model: &ModelConfig,
+    (model, special_ids): (&ModelConfig, &SpecialTokenIds),
     layers: &mut dyn FnMut(LayerId) -> Result<L, CommandFailure>,
 ) -> Result<(), CommandFailure> {
+    let config = trained_config_json(&model.without_lora(), special_ids);
     let Some(adapter_config) = adapter_config_json(model, None) else {
-        return write_model(run, &config_json(model), &trained_files(model), layers);
+        return write_model(run, &config, &trained_files(model), layers);
     };
-    let plain = model.without_lora();
     let specs = model_layers(model);
     let mut adapters = BTreeMap::new();
     let mut merged = |layer: LayerId| {
@@ -46,7 +47,7 @@ pub fn write_trained<L: AsRef<[f32]>>(
         adapters.insert(layer, weights.as_ref()[spec.base_len()..].to_vec());
         Ok(merge_layer(&HostThreads::one(), model, spec, weights.as_ref()))
     };
-    write_model(run, &config_json(&plain), &trained_files(model), &mut merged)?;
+    write_model(run, &config, &trained_files(model), &mut merged)?;
     let folder = run.join(MODEL).join(ADAPTER);
     fs::create_dir_all(&folder).map_err(|error| no_place(&folder, &error))?;
     write_file(&folder.join(ADAPTER_CONFIG), adapter_config.as_bytes())?;
@@ -115,14 +116,15 @@ mod tests {
         let model = load_document("test", text).expect("legal").config.model;
         let specs = model_layers(&model);
         let drawn = |layer: LayerId| initial_weights(&specs[layer.0 as usize], 1);
-        write_trained(run.path(), &model, &mut |layer| Ok(drawn(layer))).expect("writable");
+        let described = (&model, &SpecialTokenIds::default());
+        write_trained(run.path(), described, &mut |layer| Ok(drawn(layer))).expect("writable");
         let file = run.path().join("model/model.safetensors");
         let weights = fs::read(&file).expect("there");
         let mut read = |layer: LayerId| match layer.0 {
             1 => Err(CommandFailure::new(FailureCode::NotFound, "layer 1")),
             _ => Ok(drawn(layer)),
         };
-        let failure = write_trained(run.path(), &model, &mut read).expect_err("layer 1 is lost");
+        let failure = write_trained(run.path(), described, &mut read).expect_err("layer 1 is lost");
         assert_eq!(failure.what, "layer 1");
         assert!(fs::read(&file).expect("there") == weights);
         assert_eq!(names(&run.path().join(MODEL)), ["config.json", "model.safetensors"]);

@@ -25,6 +25,29 @@ impl SpecialTokenIds {
         let id = |key: &str| keys.get(key).cloned().unwrap_or_default();
         Self { bos: id("bos_token_id"), eos: id("eos_token_id"), pad: id("pad_token_id") }
     }
+
+    /// Each with its key.
+    fn named(&self) -> [(&'static str, &Value); 3] {
+        [("bos_token_id", &self.bos), ("eos_token_id", &self.eos), ("pad_token_id", &self.pad)]
+    }
+
+    /// Those that there are, each with its key.
+    fn known(&self) -> impl Iterator<Item = (&'static str, &Value)> {
+        self.named().into_iter().filter(|(_, id)| !id.is_null())
+    }
+}
+
+/// The `config.json` of a model that a run has trained, with those of these ids that there are.
+///
+/// # Panics
+/// Never: the parts are plain numbers.
+#[must_use]
+pub fn trained_config_json(model: &ModelConfig, ids: &SpecialTokenIds) -> String {
+    let mut keys = config_value(model);
+    for (key, id) in ids.known() {
+        keys[key] = id.clone();
+    }
+    serde_json::to_string_pretty(&keys).expect("plain numbers are JSON") + "\n"
 }
 
 /// The `config.json` of a model whose weights are of this type.
@@ -38,18 +61,12 @@ pub fn exported_config_json(
     ids: &SpecialTokenIds,
 ) -> String {
     let mut keys = config_value(model);
-    let SpecialTokenIds { bos, eos, pad } = ids.clone();
-    let dtype = json!(kind.torch_name());
+    for (key, id) in ids.named() {
+        keys[key] = id.clone();
+    }
     // Programs older than transformers 4.56 read the type by its older name.
-    let more = [
-        ("bos_token_id", bos),
-        ("eos_token_id", eos),
-        ("pad_token_id", pad),
-        ("dtype", dtype.clone()),
-        ("torch_dtype", dtype),
-    ];
-    for (key, value) in more {
-        keys[key] = value;
+    for key in ["dtype", "torch_dtype"] {
+        keys[key] = json!(kind.torch_name());
     }
     serde_json::to_string_pretty(&keys).expect("plain numbers are JSON") + "\n"
 }
@@ -60,13 +77,8 @@ pub fn exported_config_json(
 /// Never: the parts are plain numbers.
 #[must_use]
 pub fn generation_config_json(ids: &SpecialTokenIds) -> String {
-    let SpecialTokenIds { bos, eos, pad } = ids;
     let mut keys = Map::new();
     keys.insert("_from_model_config".to_owned(), json!(true));
-    for (key, id) in [("bos_token_id", bos), ("eos_token_id", eos), ("pad_token_id", pad)] {
-        if !id.is_null() {
-            keys.insert(key.to_owned(), id.clone());
-        }
-    }
+    keys.extend(ids.known().map(|(key, id)| (key.to_owned(), id.clone())));
     serde_json::to_string_pretty(&keys).expect("plain numbers are JSON") + "\n"
 }

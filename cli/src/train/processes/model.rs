@@ -11,7 +11,7 @@ use zbelastic_api::client::ApiClient;
 use zbelastic_kernels::HostFloats;
 use zbelastic_machine::memory_available;
 use zbelastic_node_folder::NodeDataFolder;
-use zbelastic_trainer::hf::layer_order;
+use zbelastic_trainer::hf::{SpecialTokenIds, layer_order};
 use zbelastic_trainer::model::ModelConfig;
 use zbelastic_wording::{CommandFailure, FailureCode};
 
@@ -38,6 +38,8 @@ pub struct ModelSource {
     pub controller: NodeDataFolder,
     /// Shape of the model that is written.
     pub model: ModelConfig,
+    /// The special tokens that its `config.json` names.
+    pub special_ids: SpecialTokenIds,
     /// Run folder that the model is written into.
     pub folder: PathBuf,
 }
@@ -59,7 +61,8 @@ impl ModelSource {
         let has_room = memory_available().is_none_or(|available| needed <= available);
         let mut kept = has_room.then(BTreeMap::new);
         with_weights(&detail, &self.model, &order, connect, |layers| {
-            write_trained(&self.folder, &self.model, &mut |layer| {
+            let described = (&self.model, &self.special_ids);
+            write_trained(&self.folder, described, &mut |layer| {
                 let weights = layers(layer)?;
                 if let Some(kept) = &mut kept {
                     kept.insert(layer, weights.clone());
@@ -139,6 +142,7 @@ mod tests {
             address: "127.0.0.1:1".to_owned(),
             controller: NodeDataFolder::new(folder.path().join("nobody")),
             model,
+            special_ids: SpecialTokenIds::default(),
             folder: folder.path().to_owned(),
         };
         let mut writer = ModelWriter::new(source);
