@@ -261,6 +261,12 @@ pub struct CheckpointDetail {
     pub document: String,
     /// The text of the run.
     pub corpus: HexDigest,
+    /// The hash of what made its tokens, of bytes too; none of an older program.
+    #[serde(default)]
+    pub tokenizer: Option<HexDigest>,
+    /// The id that ends a text in its token stores.
+    #[serde(default)]
+    pub end_of_text: Option<u32>,
     /// Layers in model order.
     pub layers: Vec<LayerDetail>,
 }

@@ -5,6 +5,7 @@ use std::num::NonZeroU32;
 
 use serde::{Deserialize, Serialize};
 use zbelastic_consensus::plan::PlanRecord;
+use zbelastic_data::encode::{BytesEncoder, EncodeDocuments};
 use zbelastic_data::store::StoreManifest;
 use zbelastic_data::window::Packing;
 use zbelastic_policy::data::DataName;
@@ -40,6 +41,15 @@ pub fn stores_name(stores: &[JobStore], packing: Packing) -> DataName {
     DataName { length, ..DataName::of(&bytes) }
 }
 
+/// The hash of the tokenizer that made stores, which is one for all of them; without stores that of bytes,
+/// as which a text is read.
+#[must_use]
+pub fn tokenizer_of(stores: &[JobStore]) -> Digest {
+    let of_stores = stores.first().map(|store| store.manifest.tokenizer);
+    let hash = of_stores.unwrap_or_else(|| BytesEncoder.tokenizer_hash().0);
+    Digest(*hash.as_bytes())
+}
+
 /// Whether a node's stage of a plan reads tokens: the first chunk embeds them, the last compares its
 /// logits with them, and where documents do not see each other, all attention depends on where they
 /// begin.
@@ -59,7 +69,6 @@ pub fn reads_tokens(plan: &PlanRecord, me: NodeId, packing: Packing) -> bool {
 #[cfg(test)]
 mod tests {
     use zbelastic_config::load_document;
-    use zbelastic_data::encode::{BytesEncoder, EncodeDocuments};
     use zbelastic_data::source::SourceCounts;
     use zbelastic_data::store::ShardRecord;
 
@@ -102,6 +111,15 @@ mod tests {
         assert_eq!(two.text.length, 3 * 2040);
         let other = job(vec![store(300, &[2]), store(300, &[1, 2])]);
         assert_ne!(two.text, other.text, "their order is that of the mixture");
+    }
+
+    #[test]
+    fn the_tokenizer_of_a_job_is_that_of_its_stores_or_bytes() {
+        let mut other = store(300, &[1]);
+        other.manifest.tokenizer = other.manifest.hash();
+        let expected = Digest(*other.manifest.tokenizer.as_bytes());
+        assert_eq!(tokenizer_of(&[other]), expected);
+        assert_eq!(tokenizer_of(&[]), tokenizer_of(&[store(300, &[1])]), "of bytes");
     }
 
     /// What an older program wrote, and what it must not misread.

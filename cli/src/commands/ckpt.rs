@@ -112,7 +112,7 @@ fn show(
 /// A checkpoint layer by layer.
 #[must_use]
 pub fn render_detail(detail: &CheckpointDetail) -> String {
-    let CheckpointDetail { summary, corpus, layers, document: _ } = detail;
+    let CheckpointDetail { summary, corpus, layers, .. } = detail;
     let mut text = format!("step    {}\n", summary.step);
     if let Some(at) = summary.at_ms {
         let _ = writeln!(text, "made    {}", date_text(at));
@@ -242,6 +242,8 @@ step   age      size  copies  on nodes  digest
             summary: sample::checkpoint(300),
             document: String::new(),
             corpus: digest(7),
+            tokenizer: None,
+            end_of_text: None,
             layers: vec![layer(0, 1, &[2]), layer(1, 2, &[2, 3])],
         };
         let expected = format!(

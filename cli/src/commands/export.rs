@@ -34,9 +34,11 @@ use self::kept::KeptModel;
 use self::tokenizer_source::{ExportedTokenizer, TokenizerSource};
 use super::reach::{connect, write_json};
 use crate::args::ExportArgs;
-use crate::commands::saved_model::{LeftRun, SavedAdapters, SavedModel};
+use crate::commands::saved_model::{LeftRun, RunTokens, SavedAdapters, SavedModel};
 use crate::data_failure::of_folder;
 use crate::progress::CommandProgress;
+use crate::run_files::RUNS;
+use crate::run_tokenizer::kept_tokenizer;
 
 /// What configurations, headers and the card take at most beside weights and tokenizer.
 const SMALL_FILES: u64 = 1 << 22;
@@ -140,9 +142,12 @@ fn of_cluster(args: &ExportArgs) -> Result<ExportedModel, CommandFailure> {
     };
     let source = TokenizerSource {
         named: args.tokenizer.as_deref(),
-        beside: None,
-        of_run: None,
-        of_model: SpecialTokenIds::default(),
+        beside: detail.tokenizer.and_then(|hash| kept_tokenizer(Path::new(RUNS), hash)),
+        of_run: detail.tokenizer.map(|hash| RunTokens::of_hash(Some(hash.to_string()))),
+        of_model: SpecialTokenIds {
+            eos: detail.end_of_text.map_or(Value::Null, Value::from),
+            ..SpecialTokenIds::default()
+        },
     };
     let (tokenizer, special_ids) = source.read(&config)?;
     Ok(ExportedModel {

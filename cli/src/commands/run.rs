@@ -31,7 +31,7 @@ use super::job::job_line;
 use super::reach::{connect, write_json_line};
 use crate::args::RunArgs;
 use crate::blob::Blob;
-use crate::corpus::{StoresSummary, cut_text, gather_text, load_stores};
+use crate::corpus::{LoadedStores, StoresSummary, cut_text, gather_text, load_stores};
 use crate::event_poller::FOLLOW_PAUSE;
 use crate::remote_model::with_local_model;
 use crate::run_files::RUNS;
@@ -72,7 +72,13 @@ fn prepare(args: &RunArgs) -> Result<RunSubmission, CommandFailure> {
         cut_text(text, &loaded)?;
         RunData::Text(Blob::of_bytes("text", bytes))
     } else {
-        RunData::Stores(load_stores(&loaded)?.about)
+        let LoadedStores { about, tokenizer, .. } = load_stores(&loaded)?;
+        if let Err(failure) = tokenizer.keep(Path::new(RUNS)) {
+            let failure = failure.what;
+            // With standard error closed there is nowhere to print it.
+            let _ = writeln!(io::stderr(), "note: no tokenizer is kept for `export`: {failure}");
+        }
+        RunData::Stores(about)
     };
     for note in &loaded.notes {
         // With standard error closed there is nowhere to print it.

@@ -58,10 +58,8 @@ impl LeftRun {
             };
         };
         // All stores of a run have the same tokenizer.
-        match stores.first().and_then(|store| store["tokenizer"].as_str()) {
-            Some(hash) if hash == bytes_hash() => RunTokens::Bytes,
-            hash => RunTokens::OfTokenizer { hash: hash.map(str::to_owned) },
-        }
+        let hash = stores.first().and_then(|store| store["tokenizer"].as_str());
+        RunTokens::of_hash(hash.map(str::to_owned))
     }
 
     /// Whether its configuration names token stores.
@@ -90,6 +88,14 @@ pub enum RunTokens {
 }
 
 impl RunTokens {
+    /// Those of the tokenizer with this hash in hexadecimal, which may be that of bytes.
+    pub fn of_hash(hash: Option<String>) -> Self {
+        match hash {
+            Some(hash) if hash == bytes_hash() => Self::Bytes,
+            hash => Self::OfTokenizer { hash },
+        }
+    }
+
     /// The hash of their tokenizer, in hexadecimal, if it is known.
     pub fn hash(&self) -> Option<String> {
         match self {

@@ -98,3 +98,53 @@ fn a_first_stage_that_is_killed_while_it_fetches_changes_no_bit() {
     cluster.restart(node, &["join", "--spot", "none"]);
     assert_eq!(cluster.digest(STEPS).to_string(), undisturbed(&cluster));
 }
+
+/// A cluster has a run's tokens and the hash of what made them; the files lie where it was submitted.
+#[test]
+fn the_tokenizer_of_a_run_is_exported_with_it_and_no_other() {
+    let mut cluster = SpawnedCluster::new();
+    cluster.join_all(&["a", "b"], 3);
+    let config = configured(&cluster, 100_000);
+    let path = |name: &str| cluster.root.path().join(name);
+    let line = |n: usize| format!("the {n}th of {} dogs has {} legs\n", n * n, 4 * n);
+    fs::write(path("other.txt"), (1..=4000).map(line).collect::<String>()).expect("writable");
+    for (text, folder) in [("text.txt", "tok"), ("other.txt", "other")] {
+        let train = ["tokenizer", "train", "--vocab", "300", "--threads", "1"];
+        printed(&cluster, &[&train[..], &["--text", text, "--to", folder]].concat());
+    }
+    printed(&cluster, &["data", "prepare", "text.txt", "--tokenizer", "tok", "--to", "ids"]);
+    let toml = fs::read_to_string(&config).expect("written");
+    let toml = toml.replace("[\"store\"]", "[\"ids\"]\ntokenizer = \"tok\"");
+    fs::write(&config, toml).expect("writable");
+    printed(&cluster, &["run", "run.toml", "--name", "words", "--detach"]);
+    cluster.digest(STEPS);
+    cluster.wait("the last checkpoint", |cluster| {
+        let last = cluster.query(|client| client.checkpoints())?.last()?.step;
+        (last == STEPS).then_some(())
+    });
+
+    let ids = |folder: &str| {
+        let config = fs::read(path(folder).join("config.json")).expect("exported");
+        let config: Value = serde_json::from_slice(&config).expect("JSON");
+        ["bos_token_id", "eos_token_id"].map(|key| config[key].as_u64())
+    };
+    let tokenizer = |folder: &str| fs::read(path(folder).join("tokenizer.json")).ok();
+    printed(&cluster, &["export", "words", "--to", "own"]);
+    assert!(tokenizer("own").is_some() && tokenizer("own") == tokenizer("tok"));
+    assert_eq!(ids("own"), [Some(0), Some(0)]);
+
+    // As on another machine than that which submitted it.
+    fs::remove_dir_all(path("runs/tokenizers")).expect("it was kept");
+    let bare = printed(&cluster, &["export", "words", "--to", "bare"]);
+    assert!(bare.contains("no tokenizer for its 300 tokens: --tokenizer DIR"), "{bare}");
+    assert_eq!((tokenizer("bare"), ids("bare")), (None, [None, Some(0)]));
+    printed(&cluster, &["export", "words", "--tokenizer", "tok", "--to", "named"]);
+    assert_eq!(tokenizer("named"), tokenizer("tok"));
+    let mut command = zbelastic(&path("controller"));
+    command.args(["export", "words", "--tokenizer", "other", "--to", "none"]);
+    let refused = command.current_dir(cluster.root.path()).output().expect("the binary runs");
+    let stderr = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("has hash") && stderr.contains("the run's is"), "{stderr}");
+    assert!(!path("none").exists());
+}

@@ -170,6 +170,8 @@ mod tests {
             summary: sample::checkpoint(100),
             document: String::new(),
             corpus: digest(7),
+            tokenizer: None,
+            end_of_text: None,
             layers: vec![layer(0), layer(1)],
         };
         let mut answers = vec![

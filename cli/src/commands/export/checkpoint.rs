@@ -244,6 +244,8 @@ mod tests {
             summary: sample::checkpoint(100),
             document: DOCUMENT.to_owned(),
             corpus: digest(7),
+            tokenizer: None,
+            end_of_text: None,
             layers: images.iter().map(layer).collect(),
         }
     }

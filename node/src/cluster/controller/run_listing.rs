@@ -5,6 +5,7 @@ use zbelastic_consensus::job::{JobPhase, RunOrigin};
 use zbelastic_types::{Bytes, NodeId};
 use zbelastic_wire::PieceRef;
 use zbelastic_wire::document::JobDocument;
+use zbelastic_wire::job_store::tokenizer_of;
 
 use super::answers::not_found;
 use super::ports::holders;
@@ -108,6 +109,8 @@ impl StatusView<'_> {
             summary,
             document: job.job.toml.clone(),
             corpus: HexDigest(job.job.text.hash),
+            tokenizer: Some(HexDigest(tokenizer_of(&job.job.stores))),
+            end_of_text: job.job.stores.first().and_then(|store| store.manifest.end_of_text),
             layers: layers.collect(),
         })
     }
