@@ -1,6 +1,6 @@
 //! The binary `chaos`: clusters live through faults.
 
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
 
 use chaos_tests::args::{EXIT_CODES, SimArgs};
@@ -26,7 +26,8 @@ fn main() -> ExitCode {
         // A reader that closed standard output (`| head`) has seen enough.
         Err(SimError::Output(error)) if error.kind() == ErrorKind::BrokenPipe => 0,
         Err(error) => {
-            eprintln!("error: {error}");
+            // If standard error is closed, the exit code is all that can be reported.
+            let _ = writeln!(io::stderr(), "error: {error}");
             match error {
                 SimError::Case(_) | SimError::Seeds { .. } | SimError::Failures { .. } => USAGE,
                 SimError::Output(_) => CampaignEnding::HARNESS,

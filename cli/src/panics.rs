@@ -1,12 +1,11 @@
 //! Makes a panic end a process that trains or serves. If only its thread ended, the threads that
 //! wait for it would wait for ever; and the state it held may be inconsistent.
 
-use std::io::{self, Write};
 use std::panic;
 use std::process;
 use std::thread;
 
-use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
+use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail, print_error_line};
 
 /// From now on a panic of any thread ends this process, except one caught where a damaged table is
 /// opened.
@@ -19,7 +18,7 @@ pub fn end_the_process() {
         usual(info);
         let failure = failure_of(thread::current().name());
         // If standard error is closed, the exit code is all that can be reported.
-        let _ = writeln!(io::stderr(), "{failure}");
+        print_error_line(&failure);
         process::exit(failure.code as i32);
     }));
 }

@@ -1,11 +1,12 @@
 //! How far a command is that takes minutes: a bar on a terminal, and a line now and then where
 //! standard error is none.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use zbelastic_wording::figures::duration_text;
+use zbelastic_wording::print_error_line;
 
 /// How often a line is printed where there is no terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(10);
@@ -51,7 +52,7 @@ impl CommandProgress {
             bar.set_position(done.min(total));
             bar.set_message(line());
         } else if self.last_line.elapsed() >= LINE_INTERVAL {
-            print_line(&line());
+            print_error_line(line());
             self.last_line = Instant::now();
         }
     }
@@ -60,8 +61,8 @@ impl CommandProgress {
     pub fn line_printer(&self) -> impl Fn(&str) + Send + Sync + 'static {
         let bar = self.bar.clone();
         move |line| match &bar {
-            Some(bar) => bar.suspend(|| print_line(line)),
-            None => print_line(line),
+            Some(bar) => bar.suspend(|| print_error_line(line)),
+            None => print_error_line(line),
         }
     }
 
@@ -74,11 +75,6 @@ impl CommandProgress {
     pub fn finish(&self) {
         self.bar.iter().for_each(ProgressBar::finish_and_clear);
     }
-}
-
-fn print_line(line: &str) {
-    // With standard error closed there is nowhere to print it.
-    let _ = writeln!(io::stderr(), "{line}");
 }
 
 /// Time for `left` units at the rate of those that are done; none before the first.

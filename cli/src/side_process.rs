@@ -17,7 +17,7 @@ use zbelastic_node::cluster::node_record::NodeRecord;
 use zbelastic_node::cluster::signals::LIFELINE_VARIABLE;
 use zbelastic_node::cluster::{ADMIN_NODE, command_address};
 use zbelastic_node_folder::{AdminFile, NodeDataFolder};
-use zbelastic_wording::{CommandFailure, FailureCode};
+use zbelastic_wording::{CommandFailure, FailureCode, print_error_line};
 
 use crate::named_thread::spawn_named;
 
@@ -157,7 +157,8 @@ impl SideProcess {
 
     fn rest(&mut self, why: &str) {
         let Self { name, pause, .. } = self;
-        eprintln!("note: no {name}: {why}; tried again in {} s", pause.as_secs());
+        let pause_s = pause.as_secs();
+        print_error_line(format_args!("note: no {name}: {why}; tried again in {pause_s} s"));
         self.rests_until = Some(Instant::now() + *pause);
         self.pause = (*pause * 2).min(RESTART_PAUSE_MAX);
     }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use zbelastic_api::ClusterEvent;
 use zbelastic_remote::JsonPoster;
 use zbelastic_view::{Span, SpanBuilder, otlp_json};
-use zbelastic_wording::{CommandFailure, FailureDetail};
+use zbelastic_wording::{CommandFailure, FailureDetail, print_error_line};
 
 use crate::named_thread::spawn_named;
 
@@ -138,7 +138,7 @@ impl SpanExporter {
         }
         let dropped = self.dropped();
         if dropped > 0 {
-            eprintln!("note: {dropped} spans of traces were dropped");
+            print_error_line(format_args!("note: {dropped} spans of traces were dropped"));
         }
         dropped
     }
@@ -159,14 +159,15 @@ fn send_all(
         }
         match send(&batch) {
             Ok(()) if is_failing => {
-                eprintln!("note: traces are sent again");
+                print_error_line("note: traces are sent again");
                 is_failing = false;
             }
             Ok(()) => {}
             Err(reason) => {
                 dropped.fetch_add(batch.len() as u64, Ordering::Relaxed);
                 if !is_failing {
-                    eprintln!("note: traces are not sent, and dropped: {reason}");
+                    let note = format_args!("note: traces are not sent, and dropped: {reason}");
+                    print_error_line(note);
                 }
                 is_failing = true;
                 if is_last {

@@ -46,7 +46,9 @@ use zbelastic_trainer::stage::InitialWeights;
 use zbelastic_ui::UiServer;
 use zbelastic_view::RunCosts;
 use zbelastic_wire::document::JobDocument;
-use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail};
+use zbelastic_wording::{
+    CommandError, CommandFailure, FailureCode, FailureDetail, print_error_line,
+};
 
 use crate::args::TrainArgs;
 use crate::blob::Blob;
@@ -234,8 +236,7 @@ fn train_into(
     let written = summary::write_end(prepared, &finished, folder, audience, out);
     if is_interrupted && !in_threads && prepared.job.interrupt.is_requested() {
         let out = folder.path().display();
-        // With standard error closed there is nowhere to print it.
-        let _ = writeln!(io::stderr(), "note: the same command with --out {out} goes on");
+        print_error_line(format_args!("note: the same command with --out {out} goes on"));
     }
     match stop {
         Some(stop) => Err(stop),

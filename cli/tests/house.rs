@@ -13,6 +13,8 @@ mod members;
 mod modules;
 #[path = "house/names.rs"]
 mod names;
+#[path = "house/output.rs"]
+mod output;
 #[path = "house/rows.rs"]
 mod rows;
 #[path = "house/tables.rs"]

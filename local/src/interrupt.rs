@@ -1,7 +1,6 @@
 //! Requests that end a run early: Ctrl-C, SIGTERM, or a cloud's notice that the machine is
 //! withdrawn. Once to finish the step, twice to stop immediately.
 
-use std::io::{self, Write};
 use std::process;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -10,7 +9,7 @@ use std::thread;
 use tokio::runtime::Builder;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use zbelastic_preemption::{NoticeCause, NoticeReport, NoticeSettings, NoticeWatch};
-use zbelastic_wording::{CommandFailure, FailureCode};
+use zbelastic_wording::{CommandFailure, FailureCode, print_error_line};
 
 /// How often the run was requested to end, and from which source first. Atomics, because signals
 /// and notices arrive on a thread of their own.
@@ -91,8 +90,7 @@ impl Interrupt {
 
     fn note(&self, request: &StopRequest, unit: &str) {
         let Some(message) = self.answer(request, unit) else { process::exit(self.code() as i32) };
-        // Standard error may be closed; the run ends all the same.
-        let _ = writeln!(io::stderr(), "\n{message}");
+        print_error_line(format_args!("\n{message}"));
     }
 
     /// The message printed for a request; none if it is the second or nothing is left to finish, and

@@ -1,6 +1,5 @@
 //! NVIDIA devices by number: probed, opened, and the failures reported when they cannot be.
 
-use std::io::{self, Write};
 use std::sync::Arc;
 
 use zbelastic_kernels::DeviceFault;
@@ -9,7 +8,7 @@ use zbelastic_kernels::cuda::cache::KernelCache;
 use zbelastic_kernels::cuda::{
     CacheWarning, CompileError, CudaDevice, DeviceProbe, OpenError, compile_kernels, probe,
 };
-use zbelastic_wording::{CommandFailure, FailureCode};
+use zbelastic_wording::{CommandFailure, FailureCode, print_error_line};
 
 use crate::DeviceSelector;
 
@@ -46,8 +45,7 @@ pub fn compile(probe: &DeviceProbe) -> Result<(), CommandFailure> {
 /// Prints once the obstacle to keeping kernels: it is the same for all of them.
 fn warn(warning: Option<&CacheWarning>) {
     if let Some(warning) = warning {
-        // With standard error closed there is nowhere to print it.
-        let _ = writeln!(io::stderr(), "warning: {warning}");
+        print_error_line(format_args!("warning: {warning}"));
     }
 }
 

@@ -48,7 +48,9 @@ use std::process::ExitCode;
 use zbelastic_identity::ClusterAuthority;
 use zbelastic_policy::{disk_space, keep_queue, keep_rule, piece_copies};
 use zbelastic_types::NodeId;
-use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail};
+use zbelastic_wording::{
+    CommandError, CommandFailure, FailureCode, FailureDetail, print_error_line,
+};
 
 use compute::WorkerDevice;
 use journal::LogEcho;
@@ -82,9 +84,12 @@ fn print_administrator_hint(
     }
     let NodeRecord { cluster_name, node, .. } = node_record;
     let path = folder.root().display();
-    eprintln!("cluster {cluster_name}, node {node} ({}): running", node_record.name);
-    eprintln!("let workers in:  zbelastic token create --print-join --data-dir {path}");
-    eprintln!("begin to train:  zbelastic run CONFIG --data-dir {path}");
+    print_error_line(format_args!(
+        "cluster {cluster_name}, node {node} ({}): running\n\
+         let workers in:  zbelastic token create --print-join --data-dir {path}\n\
+         begin to train:  zbelastic run CONFIG --data-dir {path}",
+        node_record.name
+    ));
     Ok(())
 }
 

@@ -10,10 +10,12 @@
 
 use std::error::Error;
 use std::fmt;
-use std::io::{self, Write};
+use std::io;
 use std::iter::successors;
 use std::path::Path;
 use std::process;
+
+use crate::standard_error::print_error_line;
 
 /// Why a command ends, as an exit code. The numbers are a contract with scripts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -176,7 +178,7 @@ impl CommandError {
             Self::Output(error) => cannot_write(Path::new("standard output"), &error),
         };
         // If standard error is closed as well, the exit code is all that can be reported.
-        let _ = writeln!(io::stderr(), "{failure}");
+        print_error_line(&failure);
         failure.code.into()
     }
 }

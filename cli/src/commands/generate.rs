@@ -14,7 +14,7 @@ use zbelastic_tokenizer::{DecodeError, DecodeStream, SpecialTokens};
 use zbelastic_trainer::decoder::Decoder;
 use zbelastic_trainer::sample::SamplingConfig;
 use zbelastic_wording::figures::{duration_text, grouped};
-use zbelastic_wording::{CommandError, CommandFailure, FailureDetail};
+use zbelastic_wording::{CommandError, CommandFailure, FailureDetail, print_error_line};
 
 use super::reach::write_json;
 use crate::args::GenerateArgs;
@@ -100,11 +100,11 @@ fn report(
     out.flush()?;
     let count = grouped(ids.len() as u64);
     let took = duration_text(took);
-    // The text has been printed; a closed standard error changes nothing about that.
-    let _ = writeln!(io::stderr(), "{count} tokens in {took}, {rate:.1} tokens/s");
+    print_error_line(format_args!("{count} tokens in {took}, {rate:.1} tokens/s"));
     if *stop == StopReason::Context {
         let positions = grouped(positions.into());
-        let _ = writeln!(io::stderr(), "note: the model's context of {positions} tokens is full");
+        let note = format_args!("note: the model's context of {positions} tokens is full");
+        print_error_line(note);
     }
     Ok(())
 }

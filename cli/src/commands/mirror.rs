@@ -12,7 +12,9 @@ use zbelastic_api::client::ApiClient;
 use zbelastic_machine::background_thread::raise_niceness;
 use zbelastic_mirror::Mirror;
 use zbelastic_remote::{Environment, ObjectFolder, RetryEvent, RetryPolicy};
-use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail};
+use zbelastic_wording::{
+    CommandError, CommandFailure, FailureCode, FailureDetail, print_error_line,
+};
 
 use super::mirror_failure::cannot_mirror;
 use crate::args::MirrorArgs;
@@ -36,7 +38,7 @@ const FAILURES: RetryPolicy = RetryPolicy {
 pub fn open_mirror(place: &str) -> Result<Mirror, CommandFailure> {
     let on_retry = |event: RetryEvent<'_>| {
         if let RetryEvent::Begins(notice) = event {
-            eprintln!("note: {notice}");
+            print_error_line(format_args!("note: {notice}"));
         }
         ControlFlow::Continue(())
     };
@@ -74,7 +76,9 @@ pub fn run(args: &MirrorArgs, out: &mut dyn Write) -> Result<(), CommandError> {
             Err(error @ (CopyError::Failed(_) | CopyError::Fetch { .. })) if !args.once => {
                 let failure = CommandFailure::from(error);
                 let pause = pace.pause_after_failure();
-                eprintln!("note: mirror: {}; tried again in {} s", failure.what, pause.as_secs());
+                let what = failure.what;
+                let pause_s = pause.as_secs();
+                print_error_line(format_args!("note: mirror: {what}; tried again in {pause_s} s"));
                 pause
             }
             Err(

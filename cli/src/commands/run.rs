@@ -25,7 +25,7 @@ use zbelastic_config::{
 use zbelastic_local::interrupt::Interrupt;
 use zbelastic_types::Bytes;
 use zbelastic_wire::document::{DataName, JobDocument, default_run_name};
-use zbelastic_wording::{CommandError, CommandFailure, FailureDetail};
+use zbelastic_wording::{CommandError, CommandFailure, FailureDetail, print_error_line};
 
 use super::job::job_line;
 use super::reach::{connect, write_json_line};
@@ -81,8 +81,7 @@ fn prepare(args: &RunArgs) -> Result<RunSubmission, CommandFailure> {
         RunData::Stores(about)
     };
     for note in &loaded.notes {
-        // With standard error closed there is nowhere to print it.
-        let _ = writeln!(io::stderr(), "note: {note}");
+        print_error_line(format_args!("note: {note}"));
     }
     if args.from.is_some() {
         check_no_island(&loaded.config, "--from")?;

@@ -13,8 +13,8 @@ use zbelastic_local::messages::HeldOutLoss;
 use zbelastic_local::progress_event::{ProgressEvent, StepRecord};
 use zbelastic_timing::{StepTimeBreakdown, unix_ms};
 use zbelastic_types::TensorIndex;
-use zbelastic_wording::CommandError;
 use zbelastic_wording::figures::duration_text;
+use zbelastic_wording::{CommandError, print_error_line};
 
 use super::events::{EvalEvent, RollbackEvent, RunEvent, StepEvent};
 use super::folder::RunFolder;
@@ -154,7 +154,7 @@ impl<'a> Reporter<'a> {
                 shown
             }
             ProgressEvent::Islands(text) => {
-                let note = || eprintln!("note: {text}");
+                let note = || print_error_line(format_args!("note: {text}"));
                 self.person.as_ref().map_or_else(note, |person| person.bar.suspend(note));
                 Ok(())
             }

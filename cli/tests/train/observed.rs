@@ -6,12 +6,13 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::thread;
 
 use serde_json::Value;
 
-use crate::text_folder::{STEPS, TextFolder, succeed};
+use crate::common::text;
+use crate::text_folder::{STEPS, TextFolder, TrainingOutput, succeed};
 use crate::tools::content;
 
 /// Prints each tag with its number of scalars, its last step and its last value.
@@ -100,6 +101,30 @@ fn collect(listener: &TcpListener, folder: &Path) {
         fs::write(folder.join(format!("{at}.json")), body).expect("writable");
         let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}";
         reader.get_mut().write_all(answer).expect("it reads");
+    }
+}
+
+/// `2>&1 | head`, and a collector that does not answer: the notes about it are read by nobody, and the
+/// run ends as it would without them.
+#[test]
+fn notes_that_nobody_reads_end_no_run() {
+    let text_folder = TextFolder::new();
+    let free = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = free.local_addr().expect("it");
+    drop(free);
+    let mut command = text_folder.small_in_processes("--workers 2 --json --out run");
+    for name in ["TRACES_ENDPOINT", "HEADERS"] {
+        command.env_remove(format!("OTEL_EXPORTER_OTLP_{name}"));
+    }
+    command.env("OTEL_EXPORTER_OTLP_ENDPOINT", format!("http://{address}"));
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it runs");
+    drop(child.stderr.take());
+    let output = child.wait_with_output().expect("it ends");
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stdout));
+    let run = TrainingOutput::read(&text_folder, text(&output.stdout));
+    assert_eq!(run.of("step").len(), STEPS);
+    for name in ["report.html", "run.json"] {
+        assert!(!run.file(name).is_empty(), "{name}");
     }
 }
 

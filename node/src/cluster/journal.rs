@@ -4,7 +4,7 @@
 //! Nothing here is needed to continue: a disk that accepts no more lines, or a terminal that was
 //! stopped, costs lines, and nothing else.
 
-use std::io::{self, Write};
+use std::io;
 use std::path::Path;
 
 use zbelastic_api::{ClusterEvent, EventKind, LogLine, ReportedEntries};
@@ -56,7 +56,7 @@ impl Journal {
         })?;
         let echo = match echo {
             LogEcho::Yes => Some(LineWriter::start("log", |line| {
-                let _ = writeln!(io::stderr(), "{}", zbelastic_api::escape(line));
+                zbelastic_wording::print_error_line(zbelastic_api::escape(line));
             })?),
             LogEcho::No => None,
         };

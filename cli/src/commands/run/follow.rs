@@ -1,10 +1,10 @@
 //! Follows a run to its end: the training line, and the events beside it.
 
-use std::io::{self, Write};
+use std::io::Write;
 
 use zbelastic_api::client::{ApiClient, ApiError, ClientError};
 use zbelastic_api::{ClusterEvent, EventKind, JobPhaseStatus, JobStatus, escape};
-use zbelastic_wording::{CommandError, CommandFailure, FailureCode};
+use zbelastic_wording::{CommandError, CommandFailure, FailureCode, print_error_line};
 
 use crate::commands::events::run_line;
 use crate::commands::reach::write_json_line;
@@ -93,8 +93,7 @@ fn print_wait(
     if waited.is_multiple_of(LOOKS_PER_LINE) {
         let line = format!("▲ waits: {}; `zbelastic stop --yes` gives it up", escape(reason));
         if mode == RunOutputMode::Json {
-            // If standard error is closed nobody asked for it.
-            let _ = writeln!(io::stderr(), "{line}");
+            print_error_line(&line);
         } else {
             writeln!(out, "{line}")?;
             out.flush()?;

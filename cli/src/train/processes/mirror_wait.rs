@@ -1,14 +1,13 @@
 //! A run's last checkpoint on its way into its mirror. The processes of a run end with it, the one that
 //! writes the mirror too, and where the machine is taken away its disk goes as well.
 
-use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
 use zbelastic_api::client::ApiClient;
 use zbelastic_checkpoint::CheckpointId;
 use zbelastic_mirror::MirrorError;
 use zbelastic_types::{RunId, Step};
-use zbelastic_wording::{CommandFailure, FailureCode};
+use zbelastic_wording::{CommandFailure, FailureCode, print_error_line};
 
 use super::ClusterRunEvent;
 use super::children::ChildProcesses;
@@ -38,8 +37,7 @@ pub(super) fn await_mirror(
             format!("checkpoint {step} is in {own} and not in {place}: {}", failure.what)
         }
     };
-    // With standard error closed there is nowhere to print it.
-    let _ = writeln!(io::stderr(), "note: {note}");
+    print_error_line(format_args!("note: {note}"));
 }
 
 fn wait(
