@@ -179,7 +179,7 @@ function drawTiles() {
     tiles.push(tile("time left", job.step >= job.step_count ? "none" : duration(job.eta_s), job.lr == null ? null : `lr ${job.lr.toExponential(2)}`));
   } else if (steps.step.length) {
     const last = steps.loss.slice(-16), held = state.held.at(-1)?.[1];
-    const mean = column => column.slice(-64).reduce((sum, value) => sum + (value ?? 0), 0) / Math.min(64, column.length);
+    const mean = column => meanOf(column.slice(-64)) ?? 0;
     tiles.push(tile("steps", thousands(steps.step.at(-1)), `lr ${steps.lr.at(-1).toExponential(2)}`));
     tiles.push(tile("loss", figure(last.reduce((sum, loss) => sum + (loss ?? 0), 0) / last.length, 4), `mean of the last ${last.length} steps`));
     if (held != null) tiles.push(tile("held-out loss", figure(held, 4), null));
@@ -199,7 +199,7 @@ function drawTiles() {
   byId("tiles").replaceChildren(...tiles);
 }
 
-const charts = new Charts({ loss: byId("loss"), norm: byId("norm") }, isZoomed => { byId("zoom-out").disabled = !isZoomed; });
+const charts = new Charts({ loss: byId("loss"), norm: byId("norm"), rate: byId("rate") }, isZoomed => { byId("zoom-out").disabled = !isZoomed; });
 
 function drawCharts() {
   if (state.steps.step.length) {
@@ -209,7 +209,7 @@ function drawCharts() {
   // Another run has begun, or none: the curves of the one before are not its own.
   charts.clear();
   byId("loss").replaceChildren(element("div", { class: "empty", textContent: "No step is sealed yet." }));
-  byId("norm").replaceChildren();
+  for (const id of ["norm", "rate"]) byId(id).replaceChildren();
 }
 
 const lanes = new Lanes(byId("lanes"), byId("lane-tip"));
@@ -231,7 +231,9 @@ function drawLanes() {
     lanes.draw(found);
     drawLaneLegend(found);
   }
-  if (plan) drawCauses(plan);
+  if (plan) drawCauses(plan.bubble_measured, plan.bubble_planned);
+  // A report has no status: its steps say what they waited.
+  else if (state.run) drawCauses(meanOf(state.steps.bubble), meanOf(state.steps.bubble_planned));
 }
 
 function drawLaneLegend(found) {
@@ -244,10 +246,16 @@ function drawLaneLegend(found) {
     state.traceTooLong ? element("span", { textContent: `the trace of the last steps has ${bytes(state.traceTooLong)}, too much for this page; train leaves it as trace.json, for Perfetto` }) : "");
 }
 
+/** The mean of the numbers that are known. */
+function meanOf(column) {
+  const known = column.filter(value => value != null);
+  return known.length ? known.reduce((sum, value) => sum + value, 0) / known.length : null;
+}
+
 /** Where the time of a step went: the planned part, and each cause of more. */
-function drawCauses(plan) {
+function drawCauses(measured, planned) {
   const { causes } = state;
-  const text = `bubble ${percent(plan.bubble_measured)} measured${plan.bubble_planned == null ? "" : `, ${percent(plan.bubble_planned)} planned`}`;
+  const text = `bubble ${percent(measured)} measured${planned == null ? "" : `, ${percent(planned)} planned`}`;
   if (!causes) {
     byId("bubble").replaceChildren(element("span", { class: "quiet", textContent: text }));
     return;

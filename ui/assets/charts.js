@@ -1,4 +1,4 @@
-// The curves of loss and gradient norm, with marks of what happened, and the timeline of workers.
+// The curves of loss, gradient norm and speed, with marks of what happened, and the timeline of workers.
 "use strict";
 
 const MARKS = {
@@ -133,6 +133,10 @@ class Charts {
     ], value => value.toPrecision(3));
     this.show("norm", normData, () => [curve("--norm", this.smooth), curve("--norm", false)],
       value => value >= 1e4 || value < .01 && value > 0 ? value.toExponential(0) : value.toPrecision(2));
+    const rates = steps.tokens_per_s;
+    const rateData = [steps.step, rates, this.smooth ? smoothed(rates, around) : rates];
+    this.show("rate", rateData, () => [curve("--rate", this.smooth), curve("--rate", false)],
+      value => value >= 1e4 ? `${Number((value / 1e3).toPrecision(3))}k` : Number(value.toPrecision(3)).toString());
   }
 
   show(name, data, series, values) {
@@ -199,10 +203,14 @@ class Charts {
       Math.abs(plot.valToPos(mark.step, "x") - plot.cursor.left) < 7);
     const verdict = { c: "clipped", s: "skipped" }[steps.verdicts[index]];
     const held = new Map(this.held).get(step);
+    const figures = {
+      loss: () => `loss ${figure(steps.loss[index], 4)}${held != null ? `, held-out ${figure(held, 4)}` : ""}`,
+      norm: () => `norm ${figure(steps.gnorm[index], 4)}, lr ${steps.lr[index].toExponential(2)}`,
+      rate: () => `${thousands(steps.tokens_per_s[index])} tokens a second, ${duration(steps.ms[index] / 1000)} a step`,
+    };
     const lines = [
       `step ${step.toLocaleString("en")}${verdict ? ", " + verdict : ""}`,
-      name === "loss" ? `loss ${figure(steps.loss[index], 4)}${held != null ? `, held-out ${figure(held, 4)}` : ""}`
-        : `norm ${figure(steps.gnorm[index], 4)}, lr ${steps.lr[index].toExponential(2)}`,
+      figures[name](),
       ...(name === "loss" ? near.slice(-4).map(mark => mark.text) : []),
     ];
     const tip = document.createElement("div");

@@ -6,7 +6,7 @@ use zbelastic_api::{ClusterEvent, EventKind, HexDigest, StatusReport, StepTimeBr
 
 use crate::head::{HeadFigures, RunCosts};
 use crate::lanes::LaneLog;
-use crate::mark::{MARKS_KEPT, PageMark};
+use crate::mark::{MARKS_KEPT, MarkKind, PageMark};
 use crate::message::{PageMessage, SourceState};
 use crate::step_history::{StepHistory, StepPoint};
 
@@ -190,26 +190,41 @@ impl Dashboard {
     /// The message for a page that was opened now, as JSON.
     #[must_use]
     pub fn snapshot(&self) -> String {
-        self.snapshot_with(None)
+        self.snapshot_with(None, self.causes, None)
     }
 
-    /// The same for a report, with the description of the run that ended (`run.json`).
+    /// The same for a report, with the description of the run that ended (`run.json`). It has what the
+    /// run's own file of events leaves out: where the time of steps went, and the plan that it began with.
     #[must_use]
     pub fn report(&self, run: &serde_json::Value) -> String {
-        self.snapshot_with(Some(run))
+        let causes = self.causes.or_else(|| serde_json::from_value(run["causes"].clone()).ok());
+        let began_ms = self.history.steps().next().map_or(0, |point| point.at_ms);
+        let first_plan = run["plan"]["reason"].as_str().map(|reason| PageMark {
+            at_ms: began_ms,
+            step: Some(0),
+            kind: MarkKind::Plan,
+            member: None,
+            text: format!("begins with {reason}"),
+        });
+        self.snapshot_with(Some(run), causes, first_plan.as_ref())
     }
 
-    fn snapshot_with(&self, run: Option<&serde_json::Value>) -> String {
+    fn snapshot_with(
+        &self,
+        run: Option<&serde_json::Value>,
+        causes: Option<StepTimeBreakdown>,
+        first_mark: Option<&PageMark>,
+    ) -> String {
         let message = PageMessage::Snapshot {
             source: self.source.clone(),
             status: self.status(),
             head: self.head(),
             steps: self.history.steps().collect(),
             held_out: self.history.held_out().collect(),
-            marks: self.marks.iter().collect(),
+            marks: first_mark.into_iter().chain(&self.marks).collect(),
             lanes: self.lanes.steps().collect(),
             trace_too_long: self.lanes.too_long(),
-            causes: self.causes,
+            causes,
             run,
         };
         message.json()
@@ -381,6 +396,26 @@ mod tests {
         let steps: Vec<_> = dashboard.history().steps().map(|point| point.step).collect();
         assert_eq!(steps, [1, 2, 3]);
         assert_eq!(*dashboard.source(), SourceState::Live);
+    }
+
+    #[test]
+    fn a_report_has_the_causes_and_the_first_plan_that_the_run_left() {
+        let mut dashboard = Dashboard::new(RunCosts::default());
+        dashboard.observe(events(vec![step(1), EventKind::QuorumLost]));
+        let causes = StepTimeBreakdown { planned_ms: 7.5, rest_ms: 0.5, ..Default::default() };
+        let reason = "zb-h1: planned bubble 2.0 %, 1 MiB a stage";
+        let run = serde_json::json!({ "causes": causes, "plan": { "reason": reason } });
+        let report: Value = serde_json::from_str(&dashboard.report(&run)).expect("JSON");
+        assert_eq!(report["causes"], run["causes"]);
+        let marks = &report["marks"];
+        assert_eq!(marks[0]["text"], format!("begins with {reason}"));
+        assert_eq!((&marks[0]["kind"], &marks[0]["at_ms"]), (&"plan".into(), &1000.into()));
+        assert_eq!(marks[1]["kind"], "quorum");
+        // Runs of programs from before left neither.
+        let before = serde_json::json!({ "causes": null, "plan": { "schedule": "zb-h1" } });
+        let report: Value = serde_json::from_str(&dashboard.report(&before)).expect("JSON");
+        assert_eq!(report["causes"], Value::Null);
+        assert_eq!(report["marks"].as_array().map(Vec::len), Some(1));
     }
 
     #[test]

@@ -283,6 +283,7 @@ fn run_json(prepared: &PreparedRun, finished: &FinishedRun) -> String {
         "injections": job.setup.injections,
         "plan": {
             "schedule": plan.schedule(),
+            "reason": plan.to_string(),
             "window": window(plan),
             "workers": worker_count,
             "replicas": plan.synchronous().placement().column_count(),
