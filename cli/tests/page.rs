@@ -15,6 +15,8 @@ mod http;
 mod report;
 #[path = "page/trouble.rs"]
 mod trouble;
+#[path = "page/zoom.rs"]
+mod zoom;
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -132,6 +134,7 @@ fn the_page_shows_what_status_prints_and_a_worker_that_was_killed() {
     assert_eq!(steps, json!(STEPS), "the history stays");
     cluster.restart(controller, &["init"]);
     browser.wait("it is back", "return state.source.state === 'live'");
+    zoom::check_zoom(&browser);
     browser.run("receive({ kind: 'rewound', step: 0 })");
     browser.wait(
         "a run that begins has no curve of the one before",

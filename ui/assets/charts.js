@@ -29,6 +29,19 @@ function smoothed(values, around) {
   });
 }
 
+/** Fewest steps that keys zoom to, and pixels below which a finger has tapped and not dragged. */
+const ZOOM_STEPS_MIN = 4, DRAG_PIXELS_MIN = 10;
+
+/** The first and the last step that are shown after a key: nearer, farther or to a side; null for all of them. */
+function zoomed([min, max], key, [first, last]) {
+  const span = max - min;
+  const wide = Math.max(ZOOM_STEPS_MIN, span * ({ "+": .5, "=": .5, "-": 2 }[key] ?? 1));
+  if (wide >= last - first) return null;
+  const middle = (min + max) / 2 + span / 4 * ({ ArrowLeft: -1, ArrowRight: 1 }[key] ?? 0);
+  const from = Math.min(Math.max(first, middle - wide / 2), last - wide);
+  return [from, from + wide];
+}
+
 class Charts {
   constructor(elements, onZoom) {
     this.elements = elements;
@@ -40,6 +53,58 @@ class Charts {
     this.steps = null;
     this.marks = [];
     new ResizeObserver(() => this.resize()).observe(elements.loss);
+    for (const element of Object.values(elements)) element.addEventListener("keydown", event => this.press(event));
+  }
+
+  /** Zooms by a key while a chart has the focus; of a page without steps and of other keys nothing is taken. */
+  press(event) {
+    const steps = this.steps?.step, isOther = event.ctrlKey || event.metaKey || event.altKey;
+    if (isOther || !steps?.length || !["+", "=", "-", "ArrowLeft", "ArrowRight"].includes(event.key)) return;
+    event.preventDefault();
+    event.stopPropagation();
+    const all = [steps[0], steps.at(-1)];
+    this.zoomTo(zoomed(this.range ?? all, event.key, all));
+  }
+
+  /** Shows the steps from a first to a last; null for all of them. */
+  zoomTo(range) {
+    this.range = range;
+    this.onZoom(!!range);
+    this.redraw();
+  }
+
+  /** Zooms to what was selected, by a mouse or a finger. */
+  onSelect(plot) {
+    const { left, width } = plot.select;
+    if (!width) return;
+    plot.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
+    if (width >= DRAG_PIXELS_MIN) this.zoomTo([left, left + width].map(at => plot.posToVal(at, "x")));
+  }
+
+  /** Selects by a finger or a pen that is dragged over the curve; up and down scrolls the page. uPlot has the mouse. */
+  followTouch(plot) {
+    const { over } = plot;
+    let from = null;
+    const at = event => Math.min(Math.max(0, event.clientX - over.getBoundingClientRect().left), over.clientWidth);
+    const select = (left, width, isDone) => plot.setSelect({ left, width, top: 0, height: over.clientHeight }, isDone);
+    over.addEventListener("pointerdown", event => {
+      if (event.pointerType !== "mouse" && event.isPrimary) from = at(event);
+    });
+    over.addEventListener("pointermove", event => {
+      if (from == null || !event.isPrimary) return;
+      const to = at(event);
+      plot.setCursor({ left: to, top: 0 });
+      select(Math.min(from, to), Math.abs(to - from), false);
+    });
+    const end = event => {
+      if (from == null || !event.isPrimary) return;
+      const to = at(event), wide = Math.abs(to - from), left = Math.min(from, to);
+      from = null;
+      plot.setCursor({ left: -10, top: -10 });
+      // Cancelled: the browser scrolls with it.
+      select(left, event.type === "pointerup" ? wide : 0, true);
+    };
+    for (const name of ["pointerup", "pointercancel"]) over.addEventListener(name, end);
   }
 
   resize() {
@@ -70,7 +135,7 @@ class Charts {
     return {
       width: box.clientWidth, height: box.clientHeight, legend: { show: false }, padding: [10, 12, 0, 0],
       cursor: {
-        sync: { key: "run" }, drag: { x: true, y: false, setScale: true }, points: { size: 7 },
+        sync: { key: "run" }, drag: { x: true, y: false, setScale: false }, points: { size: 7 },
       },
       scales: {
         x: { time: false, range: (plot, min, max) => this.range ?? (min === max ? [min - 1, max + 1] : [min, max]) },
@@ -82,29 +147,16 @@ class Charts {
       ],
       series: [{}, ...series],
       hooks: {
+        ready: [plot => this.followTouch(plot)],
         drawClear: [plot => this.drawMarks(plot)],
         setCursor: [plot => this.onCursor(name, plot)],
-        setScale: [(plot, key) => { if (key === "x") this.onScale(plot); }],
+        setSelect: [plot => this.onSelect(plot)],
       },
     };
   }
 
-  onScale(plot) {
-    if (this.isSettling || !this.steps?.step.length) return;
-    const { min, max } = plot.scales.x;
-    const first = this.steps.step[0], last = this.steps.step.at(-1);
-    const isAll = min <= first && max >= last;
-    const range = isAll ? null : [min, max];
-    if (String(range) === String(this.range)) return;
-    this.range = range;
-    this.onZoom(!!range);
-    this.redraw();
-  }
-
   reset() {
-    this.range = null;
-    this.onZoom(false);
-    this.redraw();
+    this.zoomTo(null);
   }
 
   redraw() {
@@ -140,7 +192,6 @@ class Charts {
   }
 
   show(name, data, series, values) {
-    this.isSettling = true;
     const key = `${this.log}${this.smooth}`;
     if (this.plots[name] && this.plots[name].madeFor !== key) {
       this.plots[name].destroy();
@@ -153,7 +204,6 @@ class Charts {
     } else {
       this.plots[name].setData(data);
     }
-    this.isSettling = false;
   }
 
   /** Marks lie below the curves: thin lines for decisions, dots at the edge for members. */

@@ -11,6 +11,11 @@ const OPERATIONS = {
   "gate": ["gate: waits for the verdict", "--g"],
   "update": ["report, update, verdict", "--u"],
   "reduce": ["exchange", "--e"],
+  "copy out": ["copy out of memory, and back", "--c"],
+  "copy back": ["copy out of memory, and back", "--c"],
+  "version": ["versions of weights", "--x"],
+  "average": ["average of weights", "--u"],
+  "dynamic region": ["order found as it runs", "--x"],
   "evaluation": ["held-out", "--x"],
 };
 
