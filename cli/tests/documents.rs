@@ -76,6 +76,22 @@ fn places(text: &str) -> Vec<String> {
     headings.map(place).collect()
 }
 
+/// Whether a link of a page leads to what the site has too, if the page is one of it.
+fn is_on_the_site(page: &Path, target: &Path) -> bool {
+    let docs = root().join("docs").canonicalize().expect("a folder");
+    let is_below = |path: &Path| path.canonicalize().is_ok_and(|path| path.starts_with(&docs));
+    !is_below(page) || is_below(target)
+}
+
+#[test]
+fn links_out_of_the_site_are_found() {
+    let docs = root().join("docs");
+    let page = docs.join("chaos.md");
+    assert!(is_on_the_site(&page, &docs.join("tutorials/../page.md")));
+    assert!(!is_on_the_site(&page, &docs.join("../README.md")));
+    assert!(is_on_the_site(&root().join("README.md"), &root().join("Cargo.toml")));
+}
+
 #[test]
 fn links_lead_somewhere() {
     for path in pages() {
@@ -85,6 +101,11 @@ fn links_lead_somewhere() {
             let folder = path.parent().expect("a folder");
             let target = if file.is_empty() { path.clone() } else { folder.join(file) };
             assert!(target.exists(), "{}: {link} leads nowhere", path.display());
+            assert!(
+                is_on_the_site(&path, &target),
+                "{}: {link} leads out of the site, which has docs/ alone",
+                path.display()
+            );
             let is_there = place.is_empty() || {
                 let page = fs::read_to_string(&target).expect("a page");
                 places(&page).iter().any(|found| found == place)

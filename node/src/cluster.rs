@@ -48,9 +48,7 @@ use std::process::ExitCode;
 use zbelastic_identity::ClusterAuthority;
 use zbelastic_policy::{disk_space, keep_queue, keep_rule, piece_copies};
 use zbelastic_types::NodeId;
-use zbelastic_wording::{
-    CommandError, CommandFailure, FailureCode, FailureDetail, print_error_line,
-};
+use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail};
 
 use compute::WorkerDevice;
 use journal::LogEcho;
@@ -84,7 +82,7 @@ fn print_administrator_hint(
     }
     let NodeRecord { cluster_name, node, .. } = node_record;
     let path = folder.root().display();
-    print_error_line(format_args!(
+    zbelastic_wording::print_error_line(format_args!(
         "cluster {cluster_name}, node {node} ({}): running\n\
          let workers in:  zbelastic token create --print-join --data-dir {path}\n\
          begin to train:  zbelastic run CONFIG --data-dir {path}",

@@ -27,9 +27,9 @@ use super::authority_files::{
 };
 use super::certificates::ControllerCertificates;
 use super::ports::{ControllerCompletion, ControllerPorts};
-use super::status::name_of_member;
 use crate::cluster::authority::LOOK_TICKS;
 use crate::cluster::journal::Journal;
+use crate::cluster::run_log::name_of;
 use zbelastic_api::{
     ApiAnswer, ApiRefusal, ChangeSummary, EventKind, RotationProgress, RotationStatus,
 };
@@ -389,7 +389,7 @@ impl AuthorityRotation {
                 RotationPhase::Issuing { .. } => RotationProgress::Issuing,
                 RotationPhase::Retired => RotationProgress::Retired,
             },
-            waits_for: nodes.into_iter().map(|node| name_of_member(state, node)).collect(),
+            waits_for: nodes.into_iter().map(|node| name_of(state, node)).collect(),
             people_until_ms: until_s.map(|until_s| until_s * 1000),
         })
     }

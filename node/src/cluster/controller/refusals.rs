@@ -6,7 +6,8 @@ use zbelastic_consensus::job::JobRefusal;
 use zbelastic_consensus::member::MembershipStatus;
 use zbelastic_consensus::state::EntryRefusal;
 
-use super::status::{StatusView, name_of_member};
+use super::status::StatusView;
+use crate::cluster::run_log::name_of;
 use zbelastic_api::{ApiRefusal, ResourceKind, RunAbsence, WrongState};
 
 impl StatusView<'_> {
@@ -23,11 +24,11 @@ impl StatusView<'_> {
         let node = match refusal {
             CoreRefusal::UnknownNode { node } => node,
             CoreRefusal::NotAWorker { node } => {
-                let name = name_of_member(self.state(), *node);
+                let name = name_of(self.state(), *node);
                 return ApiRefusal::WrongState(WrongState::ControllerStays { name });
             }
             CoreRefusal::Draining { node } => {
-                let name = name_of_member(self.state(), *node);
+                let name = name_of(self.state(), *node);
                 return ApiRefusal::WrongState(WrongState::Draining { name });
             }
             CoreRefusal::OtherCluster { .. }
@@ -67,7 +68,7 @@ impl StatusView<'_> {
     fn access_refusal(&self, refusal: &AccessRefusal) -> ApiRefusal {
         match refusal {
             AccessRefusal::LastController { node } => {
-                let name = name_of_member(self.state(), *node);
+                let name = name_of(self.state(), *node);
                 ApiRefusal::WrongState(WrongState::LastController { name })
             }
             AccessRefusal::TokenRevoked { token } => {
@@ -80,7 +81,7 @@ impl StatusView<'_> {
                 ApiRefusal::NotFound { thing: ResourceKind::Node, name: node.to_string() }
             }
             AccessRefusal::Revoked { node } => ApiRefusal::WrongState(WrongState::NodeGone {
-                name: name_of_member(self.state(), *node),
+                name: name_of(self.state(), *node),
                 reason: "it was removed".to_owned(),
             }),
             AccessRefusal::TooManyTokens | AccessRefusal::TooManyCredentials => {

@@ -390,12 +390,6 @@ impl StatusView<'_> {
     }
 }
 
-/// The name of a member.
-pub(super) fn name_of_member(state: &State, node: NodeId) -> String {
-    let member = state.members().get(&node);
-    member.map_or_else(|| node.to_string(), |member| member.contact.name.clone())
-}
-
 /// Where a member is reached.
 pub(super) fn addresses_of(state: &State, node: NodeId) -> Vec<String> {
     let member = state.members().get(&node);
