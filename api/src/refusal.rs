@@ -305,7 +305,7 @@ impl WrongState {
             }
             Self::OtherRun { .. } => Some((
                 "a cluster trains one configuration at a time",
-                "`zbelastic stop --yes` ends it; its last checkpoint is kept",
+                "`zbelastic stop --yes` ends it, and keeps what it has trained",
             )),
             Self::NameTaken { .. } => Some((
                 "what a run made is kept under its name until it is removed",

@@ -93,7 +93,7 @@ pub enum ApiRequest {
     Pause,
     /// Continues a run that is paused.
     Resume,
-    /// End the run for good; its last checkpoint is kept.
+    /// End the run for good; the last checkpoint that is durable by then is kept.
     Stop,
     /// Every checkpoint of a run.
     CheckpointList {

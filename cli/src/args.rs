@@ -126,8 +126,8 @@ pub enum CliCommand {
     /// Go on with a paused run.
     #[command(after_help = "Example:\n  zbelastic resume")]
     Resume(ClientArgs),
-    /// End the run; its last checkpoint is kept.
-    #[command(after_help = "Example:\n  zbelastic stop --yes")]
+    /// End the run; what it has trained is kept as its last checkpoint.
+    #[command(after_help = operate::STOP_EXAMPLES)]
     Stop(StopArgs),
     /// Show members, run, plan and checkpoints as they are now.
     #[command(after_help = operate::STATUS_EXAMPLES)]

@@ -28,6 +28,7 @@ pub mod schedule;
 mod select;
 pub mod shell;
 pub mod status;
+pub mod stop;
 mod table;
 pub mod token;
 pub mod tokenizer;

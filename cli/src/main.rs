@@ -62,7 +62,7 @@ fn run(cli: &Cli) -> Result<ExitCode, CommandError> {
         CliCommand::Run(args) => commands::run::run(args, &mut out)?,
         CliCommand::Pause(args) => commands::job::pause(args, &mut out)?,
         CliCommand::Resume(args) => commands::job::resume(args, &mut out)?,
-        CliCommand::Stop(args) => commands::job::stop(args, &mut out)?,
+        CliCommand::Stop(args) => commands::stop::stop(args, &mut out)?,
         CliCommand::Status(args) => commands::status::run(args, &mut out)?,
         CliCommand::Ui(args) => commands::ui::run(args, &mut out)?,
         CliCommand::Top(args) => commands::top::run(args, &mut out)?,

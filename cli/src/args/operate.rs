@@ -19,6 +19,14 @@ Examples:
   zbelastic run run.toml --name baseline
   zbelastic run run.toml --set train.steps=1000 --text 'docs/*.md' --detach";
 
+pub(super) const STOP_EXAMPLES: &str = "\
+The run is paused, the version that it is paused at becomes a checkpoint, then it ends. It ends with
+the checkpoint before if no layer of that version becomes durable for a minute.
+
+Examples:
+  zbelastic stop --yes
+  zbelastic stop --now --yes";
+
 pub(super) const STATUS_EXAMPLES: &str = "\
 Examples:
   zbelastic status
@@ -102,6 +110,9 @@ pub enum RunsCommand {
 /// `stop`.
 #[derive(Args, Clone, Debug)]
 pub struct StopArgs {
+    /// End it at once, with the checkpoint that it has: the steps behind it are given up.
+    #[arg(long)]
+    pub now: bool,
     /// Do not ask for confirmation.
     #[arg(long)]
     pub yes: bool,

@@ -1,4 +1,4 @@
-//! `pause`, `resume` and `stop`.
+//! `pause` and `resume`.
 
 use std::io::Write;
 
@@ -6,8 +6,8 @@ use zbelastic_api::client::ApiClient;
 use zbelastic_api::{ApiRequest, JobPhaseStatus, JobStatus, escape};
 use zbelastic_wording::{CommandError, CommandFailure};
 
-use super::reach::{confirm, connect};
-use crate::args::{ClientArgs, StopArgs};
+use super::reach::connect;
+use crate::args::ClientArgs;
 
 /// Runs `pause`.
 ///
@@ -23,16 +23,6 @@ pub fn pause(args: &ClientArgs, out: &mut dyn Write) -> Result<(), CommandError>
 /// As [`pause`].
 pub fn resume(args: &ClientArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     change_job(ApiRequest::Resume, &mut connect(args)?, out)
-}
-
-/// Runs `stop`.
-///
-/// # Errors
-/// As [`pause`]; and if the order is not confirmed.
-pub fn stop(args: &StopArgs, out: &mut dyn Write) -> Result<(), CommandError> {
-    let mut client = connect(&args.client)?;
-    confirm(args.yes, "the run ends for good; its last checkpoint is kept")?;
-    change_job(ApiRequest::Stop, &mut client, out)
 }
 
 fn change_job(

@@ -1,0 +1,208 @@
+//! `stop`: the run is paused, the version that it is paused at becomes a checkpoint, then it ends.
+
+use std::io::Write;
+use std::thread;
+
+use zbelastic_api::client::ApiClient;
+use zbelastic_api::{ApiRequest, JobPhaseStatus, JobStatus, MemberState, StatusReport};
+use zbelastic_wording::{CommandError, CommandFailure};
+
+use super::job::job_line;
+use super::reach::{confirm, connect};
+use crate::args::StopArgs;
+use crate::event_poller::FOLLOW_PAUSE;
+
+/// Polls in a row without one more durable layer until the run ends with the checkpoint before: a
+/// minute, with the pause between two polls.
+const STILL_POLLS_MAX: u32 = 240;
+
+/// Runs `stop`.
+///
+/// # Errors
+/// If the order is not confirmed, if the cluster refuses, or if `out` cannot be written.
+pub fn stop(args: &StopArgs, out: &mut dyn Write) -> Result<(), CommandError> {
+    let mut client = connect(&args.client)?;
+    let consequence = match args.now {
+        true => "the run ends for good; only the checkpoint that it has already is kept",
+        false => "the run ends for good; what it has trained is kept as its last checkpoint",
+    };
+    confirm(args.yes, consequence)?;
+    if !args.now {
+        keep_last_version(&mut client, out, &mut || thread::sleep(FOLLOW_PAUSE))?;
+    }
+    end(&mut client, out)
+}
+
+fn end(client: &mut ApiClient<'_>, out: &mut dyn Write) -> Result<(), CommandError> {
+    let job = client.change_job(ApiRequest::Stop).map_err(CommandFailure::from)?;
+    writeln!(out, "{}\n{}", job_line(&job), kept_line(&job))?;
+    Ok(())
+}
+
+/// Pauses the run, and waits until the version that it is paused at is durable. A run that cannot
+/// be paused is halted or over, and one whose version nobody writes is not waited for: it ends with
+/// the checkpoint that it has.
+fn keep_last_version(
+    client: &mut ApiClient<'_>,
+    out: &mut dyn Write,
+    pause: &mut dyn FnMut(),
+) -> Result<(), CommandError> {
+    let Ok(job) = client.change_job(ApiRequest::Pause) else { return Ok(()) };
+    if is_kept(&job) {
+        return Ok(());
+    }
+    let step = job.step;
+    writeln!(out, "paused after step {step}, which is being kept; `stop --now` ends it without")?;
+    out.flush()?;
+    let mut durable = 0;
+    let mut still = 0;
+    while still < STILL_POLLS_MAX {
+        still += 1;
+        // Without an answer it is not known how far it is.
+        if let Ok(status) = client.status() {
+            match awaited_layers(&status) {
+                None => return Ok(()),
+                Some(layers) if layers != durable => {
+                    durable = layers;
+                    still = 0;
+                }
+                Some(_) => {}
+            }
+        }
+        pause();
+    }
+    Ok(())
+}
+
+/// The layers that are durable of the version that a run is paused at; none if it is kept, or if
+/// nobody writes it.
+fn awaited_layers(status: &StatusReport) -> Option<u32> {
+    let job = status.job.as_ref().filter(|job| !is_kept(job))?;
+    let is_there = |id| {
+        let member = status.members.iter().find(|member| member.id == id)?;
+        Some(!matches!(member.standing, MemberState::Lost { .. }))
+    };
+    let stages = &status.plan.as_ref()?.stages;
+    let is_whole = stages.iter().all(|id| is_there(*id) == Some(true));
+    job.saving.filter(|_| is_whole).map(|saving| saving.layers_durable)
+}
+
+/// Whether nothing is left to be written of the version that a run is paused at.
+fn is_kept(job: &JobStatus) -> bool {
+    job.phase != JobPhaseStatus::Paused || job.step <= job.digest_step.unwrap_or(0)
+}
+
+/// What is kept of a run that ended.
+fn kept_line(job: &JobStatus) -> String {
+    match (job.digest_step, job.step) {
+        (None, 0) => "nothing of it is kept: no step was sealed".to_owned(),
+        (None, step) => format!("nothing of it is kept: none of its {step} steps is durable"),
+        (Some(kept), step) if kept < step => {
+            format!("its checkpoint of step {kept} is kept; the steps behind it were not durable")
+        }
+        (Some(kept), _) => format!("its checkpoint of step {kept} is kept"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zbelastic_api::client::ClientError;
+    use zbelastic_api::sample::{self, scripted};
+    use zbelastic_api::{ApiAnswer, ApiRefusal, SavingStatus, WrongState};
+
+    type Scripted = Result<ApiAnswer, ClientError>;
+
+    fn job(phase: JobPhaseStatus, kept: Option<u64>, durable: Option<u32>) -> JobStatus {
+        let saving =
+            durable.map(|layers_durable| SavingStatus { step: 1280, layers_durable, layers: 10 });
+        JobStatus { phase, digest_step: kept, saving, ..sample::job() }
+    }
+
+    fn paused(kept: u64, durable: Option<u32>) -> JobStatus {
+        job(JobPhaseStatus::Paused, Some(kept), durable)
+    }
+
+    fn answer(job: JobStatus) -> Scripted {
+        Ok(ApiAnswer::Job(Box::new(job)))
+    }
+
+    fn status(job: JobStatus) -> Scripted {
+        Ok(ApiAnswer::Status(Box::new(StatusReport { job: Some(job), ..sample::status() })))
+    }
+
+    /// What it prints, the names of its requests, and how often it pauses.
+    fn stopped(mut answers: Vec<Scripted>, kept: u64) -> (String, Vec<&'static str>, u32) {
+        answers.push(answer(job(JobPhaseStatus::Stopped, Some(kept), None)));
+        let (mut client, requests) = scripted(answers);
+        let mut out = Vec::new();
+        let mut pauses = 0;
+        keep_last_version(&mut client, &mut out, &mut || pauses += 1).expect("it comes to its end");
+        end(&mut client, &mut out).expect("it ends");
+        let names = requests.borrow().iter().map(ApiRequest::name).collect();
+        (String::from_utf8(out).expect("UTF-8"), names, pauses)
+    }
+
+    #[test]
+    fn a_run_ends_once_the_version_that_it_is_paused_at_is_durable() {
+        let answers = vec![
+            answer(paused(1200, Some(0))),
+            status(paused(1200, Some(0))),
+            Err(ClientError::Broken { reason: "reset".to_owned() }),
+            status(paused(1200, Some(9))),
+            status(paused(1280, None)),
+        ];
+        let (text, names, pauses) = stopped(answers, 1280);
+        assert_eq!(names, ["pause", "status", "status", "status", "status", "stop"]);
+        assert_eq!(pauses, 3);
+        assert!(text.starts_with("paused after step 1280, which is being kept"), "{text}");
+        assert!(text.ends_with("\nits checkpoint of step 1280 is kept\n"), "{text}");
+    }
+
+    #[test]
+    fn a_version_that_is_kept_already_is_not_waited_for() {
+        let (text, names, _) = stopped(vec![answer(paused(1280, None))], 1280);
+        assert_eq!(names, ["pause", "stop"]);
+        assert!(text.starts_with("run tiny abababababab is stopped"), "{text}");
+    }
+
+    /// A halted run holds what is not trusted, and no pause.
+    #[test]
+    fn a_run_that_cannot_be_paused_ends_all_the_same() {
+        let halted = WrongState::Halted { reason: "nodes disagree".to_owned() };
+        let refused = Ok(ApiAnswer::Refused(ApiRefusal::WrongState(halted)));
+        let (text, names, _) = stopped(vec![refused], 1200);
+        assert_eq!(names, ["pause", "stop"]);
+        assert!(text.contains("its checkpoint of step 1200 is kept; the steps behind"), "{text}");
+    }
+
+    #[test]
+    fn a_version_that_nobody_writes_is_waited_for_as_long_as_layers_become_durable() {
+        let mut answers = vec![answer(paused(1200, Some(0)))];
+        let polls = 3 + STILL_POLLS_MAX;
+        answers.extend((0..polls).map(|poll| status(paused(1200, Some((1 + poll).min(3))))));
+        let (text, _, pauses) = stopped(answers, 1200);
+        assert_eq!(pauses, polls);
+        assert!(text.contains("is stopped"), "{text}");
+        // A stage of its plan is lost, or it was given up.
+        let mut lost = StatusReport { job: Some(paused(1200, Some(1))), ..sample::status() };
+        assert_eq!(awaited_layers(&lost), Some(1));
+        lost.job = Some(paused(1200, None));
+        assert_eq!(awaited_layers(&lost), None);
+        lost.job = Some(paused(1200, Some(1)));
+        lost.members[2].standing = MemberState::Lost { reason: "connection closed".to_owned() };
+        assert_eq!(awaited_layers(&lost), None);
+        lost.plan = None;
+        assert_eq!(awaited_layers(&lost), None);
+    }
+
+    #[test]
+    fn what_is_kept_is_said() {
+        let line =
+            |kept, step| kept_line(&JobStatus { step, ..job(JobPhaseStatus::Stopped, kept, None) });
+        assert_eq!(line(None, 0), "nothing of it is kept: no step was sealed");
+        assert_eq!(line(None, 19), "nothing of it is kept: none of its 19 steps is durable");
+        assert_eq!(line(Some(100), 100), "its checkpoint of step 100 is kept");
+        assert!(line(Some(100), 108).contains("step 100 is kept; the steps behind it"));
+    }
+}
