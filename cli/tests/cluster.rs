@@ -368,6 +368,38 @@ fn the_last_workers_that_are_told_to_go_save_what_they_hold_and_others_go_on_fro
     assert_eq!(found, undisturbed());
 }
 
+/// As when the only machine of a cluster is shut down: the controller is told to go with its workers, and
+/// what they save is a checkpoint only if it agrees.
+#[test]
+fn a_cluster_that_is_told_to_go_as_a_whole_saves_its_newest_step() {
+    let mut cluster = SpawnedCluster::new();
+    cluster.join_all(&["a", "b"], 3);
+    cluster.run_with(STEPS, "every_time = \"0ms\"\n");
+    let seen = cluster.wait("steps", |cluster| cluster.step().filter(|step| *step >= 5));
+    let names = ["controller", "a", "b"];
+    let folders = names.map(|name| cluster.root.path().join(name));
+    names.iter().for_each(|name| cluster.signal(name, "TERM"));
+    assert_eq!(names.map(|name| cluster.ended(name)), [Some(75); 3]);
+    let log = |folder: &std::path::Path| {
+        std::fs::read_to_string(folder.with_extension("log")).expect("a log")
+    };
+    folders.iter().for_each(|folder| {
+        let log = log(folder);
+        assert!(log.contains("nothing was lost"), "{log}");
+    });
+    cluster.again_at(&folders[0], &["init"]);
+    let sealed = cluster.wait("an answer", SpawnedCluster::step);
+    let saved = cluster.wait("a checkpoint", |cluster| {
+        cluster.query(|client| client.checkpoints())?.last().map(|last| last.step)
+    });
+    assert_eq!(saved, sealed, "the newest sealed step is saved");
+    assert!(sealed >= seen);
+    folders[1..].iter().for_each(|folder| cluster.again_at(folder, &["join", "--spot", "none"]));
+    let found = cluster.digest(STEPS);
+    drop(cluster);
+    assert_eq!(found, undisturbed());
+}
+
 #[test]
 fn short_pause_changes_nothing_and_a_long_one_is_a_loss_that_heals() {
     let mut cluster = SpawnedCluster::new();

@@ -15,6 +15,7 @@ pub mod class;
 pub mod codec;
 pub mod contact;
 pub mod contacts;
+pub mod controller_drain;
 pub mod core;
 pub mod duty;
 pub mod entry;

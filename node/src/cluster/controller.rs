@@ -17,6 +17,7 @@ mod certificates;
 mod checkpoints;
 mod command_answer;
 mod data;
+mod drain;
 mod exports;
 mod joins;
 mod links;
@@ -68,6 +69,7 @@ use backfill::BackfillSchedule;
 use certificates::ControllerCertificates;
 use checkpoints::TraceText;
 use command_answer::CommandAnswer;
+use drain::{DrainWait, WAITS_FOR_WORKERS};
 use exports::Exports;
 use joins::PendingJoins;
 use links::MemberLinks;
@@ -119,6 +121,7 @@ struct ControllerNode {
     /// Texts that are being uploaded.
     uploads: Uploads,
     disks: MemberDisks,
+    drain: DrainWait,
     exit: Option<ProcessExit>,
 }
 
@@ -202,6 +205,7 @@ impl ControllerNode {
             backfill: BackfillSchedule::default(),
             uploads: Uploads::default(),
             disks: MemberDisks::default(),
+            drain: DrainWait::default(),
             exit: None,
         }
     }
@@ -504,11 +508,20 @@ impl ControllerNode {
     }
 
     fn handle_signal(&mut self, signal: NodeSignal) {
-        // A controller has nothing to hand over but its vote; a leader transfers leadership.
-        self.exit = Some(match signal {
-            NodeSignal::Drain(cause) => ProcessExit::Drained(cause),
-            NodeSignal::Now => ProcessExit::Left,
-        });
+        let exit = self.drain.note_signal(signal);
+        self.exit_if(exit);
+        self.follow_drain();
+        if self.exit.is_none() {
+            self.ports.journal.log(WAITS_FOR_WORKERS.to_owned());
+        }
+    }
+
+    /// Exits on a signal once no worker that drains needs this controller.
+    fn follow_drain(&mut self) {
+        if self.drain.is_told() && self.exit.is_none() {
+            let is_majority_left = self.view().is_majority_without_me();
+            self.exit = self.drain.end(&self.ports.core, is_majority_left);
+        }
     }
 
     fn handle_tick(&mut self) {
@@ -540,6 +553,7 @@ impl ControllerNode {
         }
         self.disks.handle_tick(&self.ports.tasks);
         self.follow_contacts();
+        self.follow_drain();
     }
 
     /// Requests connections to the members that were agreed on, if they changed.

@@ -7,7 +7,7 @@ use zbelastic_identity::PeerRole;
 use zbelastic_policy::drain_cause::DrainCause;
 use zbelastic_policy::trust::{is_outdated, is_refused_removal};
 use zbelastic_transport::DialProblem;
-use zbelastic_types::NodeId;
+use zbelastic_types::{NodeId, Step};
 
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 
@@ -31,6 +31,11 @@ pub enum ProcessExit {
     Drained(DrainCause),
     /// It drained, and was connected to no controller that could have completed that.
     Alone,
+    /// A controller left, and workers that drained with it saved no checkpoint of the newest step.
+    Unsaved {
+        /// The newest sealed version.
+        step: Step,
+    },
     /// It left at once, on request.
     Left,
     /// An operation hangs, and only the end of the process ends it.
@@ -96,6 +101,16 @@ impl ProcessExit {
                 Some(
                     FailureDetail::new("what checkpoints it wrote lie in its folder")
                         .hint("start the controllers, then this node with the same command"),
+                ),
+            ),
+            Self::Unsaved { step } => (
+                FailureCode::Drained,
+                format!("left: workers that drained saved no checkpoint of step {step}"),
+                Some(
+                    FailureDetail::new(
+                        "the run goes back to its last checkpoint if none holds a later step",
+                    )
+                    .hint("start this node again, then the workers with the same commands"),
                 ),
             ),
             Self::Left => (FailureCode::Interrupted, "left at once, on request".to_owned(), None),

@@ -120,6 +120,13 @@ impl StatusView<'_> {
         QuorumStatus { voters, reachable }
     }
 
+    /// Whether a majority of the voters is reachable without this node.
+    pub(super) fn is_majority_without_me(&self) -> bool {
+        let QuorumStatus { voters, reachable } = self.quorum();
+        let others = reachable.iter().filter(|node| **node != self.facts.node).count();
+        others > voters.len() / 2
+    }
+
     /// For how long no leader is known here.
     pub(super) fn leaderless(&self) -> Duration {
         if let TrainingStatus::NoQuorum { ticks } = self.core.training_status() {
