@@ -15,6 +15,7 @@ pub mod connected_members;
 pub mod copy_check;
 pub mod data;
 pub mod data_chunks;
+pub mod data_fetches;
 pub mod device_gauge;
 pub mod disk_space;
 pub mod drain_cause;

@@ -9,7 +9,7 @@ use zbelastic_consensus::mutant::{self, Mutant};
 use zbelastic_consensus::plan::PlanRecord;
 use zbelastic_identity::PeerRole;
 use zbelastic_transport::{CloseCode, DialProblem, DownReason};
-use zbelastic_types::{Generation, NodeId, StageIndex};
+use zbelastic_types::{Generation, LayerId, NodeId, StageIndex};
 
 use crate::data::DataName;
 
@@ -100,6 +100,8 @@ pub enum MemberClaim {
     HeldOut,
     /// A text, or weights, is to be kept.
     KeepData(DataName),
+    /// Too few copies of a layer of a checkpoint could be written.
+    SaveFailed(LayerId),
 }
 
 /// The facts that a node checks claims against.
@@ -135,6 +137,9 @@ pub enum ClaimRefusal {
     /// The sender has no part in that plan, or it is not in force.
     #[error("plan {0} is not in force with a stage of the sender's")]
     Plan(Generation),
+    /// The sender does not train that layer under the plan in force.
+    #[error("layer {0} is not the sender's")]
+    Layer(LayerId),
     /// The sender has not the model's head, which computes the loss.
     #[error("the head is not at the sender")]
     Head,
@@ -182,6 +187,11 @@ pub fn check_claim(
             } else {
                 Err(ClaimRefusal::Head)
             }
+        }
+        // Others may speak of an earlier plan, or lie.
+        MemberClaim::SaveFailed(layer) => {
+            let trains = context.plan.is_some_and(|plan| plan.trains(node, layer));
+            if trains { Ok(()) } else { Err(ClaimRefusal::Layer(layer)) }
         }
         // A controller passes on data that was uploaded to it; a worker accepts the data of its
         // job.
@@ -271,6 +281,8 @@ mod tests {
         assert_eq!(check_claim(worker, report, none), refused);
         let arrived = MemberClaim::LayerArrived(generation);
         assert_eq!(check_claim(worker, arrived, none), Err(ClaimRefusal::Plan(generation)));
+        let failed = MemberClaim::SaveFailed(LayerId(2));
+        assert_eq!(check_claim(worker, failed, none), Err(ClaimRefusal::Layer(LayerId(2))));
         let keep = MemberClaim::KeepData(name);
         assert_eq!(check_claim(worker, keep, of_job), Ok(()));
         assert_eq!(check_claim(worker, keep, at_controller), Err(ClaimRefusal::NotOfJob));

@@ -242,6 +242,7 @@ impl NodeMessage {
             Self::Exporting => Some(MemberClaim::Exporting),
             Self::Evaluated { .. } => Some(MemberClaim::HeldOut),
             Self::KeepData(name) => Some(MemberClaim::KeepData(*name)),
+            Self::SaveFailed(failed) => Some(MemberClaim::SaveFailed(failed.layer)),
             Self::Took { generation, stage, .. }
             | Self::Arrived { generation, stage, .. }
             | Self::LayersTook { turn: Turn { generation, .. }, stage, .. } => {
@@ -257,7 +258,6 @@ impl NodeMessage {
             | Self::Keeping(_)
             | Self::KeepingLeft { .. }
             | Self::Working { .. }
-            | Self::SaveFailed(_)
             | Self::Room { .. }
             | Self::Scrubbed(_)
             | Self::Peak { .. }

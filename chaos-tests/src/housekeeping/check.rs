@@ -453,10 +453,9 @@ impl HousekeepingChecker {
         message: &MemberMessage,
     ) {
         let is_claim = match message {
-            MemberMessage::Collect(_)
-            | MemberMessage::KeepData(_)
-            | MemberMessage::HeldOut
-            | MemberMessage::StageReport => true,
+            // It is fetched once at a time, and a sound copy stays.
+            MemberMessage::KeepData(name) => *name != cluster.text_name,
+            MemberMessage::Collect(_) | MemberMessage::HeldOut | MemberMessage::StageReport => true,
             MemberMessage::Keep(_)
             | MemberMessage::Kept(_)
             | MemberMessage::NotKept(_)

@@ -44,6 +44,7 @@ use zbelastic_consensus::duty::Duties;
 use zbelastic_consensus::message::{Envelope, Message};
 use zbelastic_identity::{PeerIdentity, PeerRole};
 use zbelastic_machine::resident_memory;
+use zbelastic_policy::data_fetches::DataFetches;
 use zbelastic_policy::pending_commands::{LeaderlessCommands, PendingCommands};
 use zbelastic_policy::quorum_watch::{QuorumChange, QuorumWatch};
 use zbelastic_policy::trust::{ClaimContext, ClaimRefusal, check_claim, connection_end};
@@ -186,7 +187,14 @@ impl ControllerNode {
                 founded_ms: setup.founded_ms,
                 started: Instant::now(),
             },
-            ports: ControllerPorts { me, core, outbox: Outbox::default(), journal, tasks },
+            ports: ControllerPorts {
+                me,
+                core,
+                outbox: Outbox::default(),
+                journal,
+                tasks,
+                data_fetches: DataFetches::default(),
+            },
             record_writer: parts.record_writer,
             store_locations: setup.store_locations,
             connections,
@@ -369,7 +377,7 @@ impl ControllerNode {
                 event.into_iter().for_each(|kind| self.ports.journal.record(kind));
             }
             NodeMessage::KeepData(name) => {
-                data::fetch_data_of(name, vec![from.node], &self.ports.tasks);
+                data::fetch_data_of(name, vec![from.node], &mut self.ports);
             }
             NodeMessage::Working { done, activity } => {
                 let mut workers = self.ports.state().live_workers();
@@ -393,10 +401,7 @@ impl ControllerNode {
             NodeMessage::Draining(cause) => self.links.connected.note_drain(from.node, cause),
             NodeMessage::SaveFailed(failed) => {
                 self.pieces.note_save_failed(from.node, failed, &mut self.ports);
-                // Who has the layer now may hold the run; others may speak of an earlier plan, or lie.
-                let plan = self.ports.state().plan();
-                let trains = plan.is_some_and(|plan| plan.record.trains(from.node, failed.layer));
-                if failed.copies == 0 && trains {
+                if failed.copies == 0 {
                     self.note_room(Input::CheckpointUnplaced { version: failed.version });
                 }
             }

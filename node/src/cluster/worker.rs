@@ -62,6 +62,7 @@ pub use parts::{WorkerParts, WorkerSetup};
 use pieces::WorkerPieces;
 use ports::{WorkerCompletion, WorkerPorts, WorkerTasks};
 use zbelastic_api::{ApiAnswer, ApiRequest, EventKind, decode_request};
+use zbelastic_policy::data_fetches::DataFetches;
 use zbelastic_policy::tick::{SESSION_TIMING, TICK};
 use zbelastic_policy::work_log::WorkLog;
 
@@ -165,6 +166,7 @@ impl WorkerNode {
                 journal,
                 work_log,
                 tasks,
+                data_fetches: DataFetches::default(),
                 exit: None,
             },
             data_paths: setup.data_paths,
@@ -283,8 +285,9 @@ impl WorkerNode {
             NodeMessage::KeepData(name) => {
                 let node = from.node;
                 let text = format!("node {node} found the copy of the text here to be damaged");
-                self.ports.journal.warn(text);
-                fetch_again(name, vec![node], &self.ports.tasks);
+                if fetch_again(name, vec![node], &mut self.ports) {
+                    self.ports.journal.warn(text);
+                }
             }
             NodeMessage::Exporting => self.ports.work_log.note_export(),
             // For controllers.
@@ -363,6 +366,11 @@ impl WorkerNode {
             WorkerCompletion::Stores { job, fetched } => {
                 let held = self.job.handle_stores(job, *fetched, ports);
                 held.into_iter().for_each(|command| self.execute(command));
+            }
+            WorkerCompletion::FetchedAgain(name, is_kept) => {
+                if let Some(holders) = ports.data_fetches.end(name, is_kept) {
+                    fetch_again(name, holders, ports);
+                }
             }
             WorkerCompletion::RequestData => {
                 self.job.take_held().into_iter().for_each(|command| self.execute(command));

@@ -124,7 +124,7 @@ impl ControllerNode {
         let Some(spec) = self.ports.state().job().map(|job| job.spec.clone()) else { return };
         match JobDocument::of_job(&spec) {
             Ok(job) => {
-                ensure_data(&job.job, &self.ports);
+                ensure_data(&job.job, &mut self.ports);
                 self.use_store(&job.job);
                 self.planning.set_job(job.name, &mut self.ports.core);
                 self.run_log.set_job(job);

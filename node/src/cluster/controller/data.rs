@@ -7,7 +7,7 @@ use zbelastic_types::NodeId;
 use zbelastic_wire::NodeMessage;
 use zbelastic_wire::document::{DataName, JobDocument};
 
-use super::ports::{ControllerCompletion, ControllerPorts, ControllerTasks};
+use super::ports::{ControllerCompletion, ControllerPorts};
 use crate::cluster::checkpoint_thread::CheckpointThread;
 use crate::cluster::data::{DamagedCopy, damaged_text};
 use crate::cluster::kept_data::{DataRoute, keep_data};
@@ -24,6 +24,9 @@ pub(super) struct DataFetchResult {
 impl DataFetchResult {
     /// Logs the result, and notifies nodes with a damaged copy that they are to fetch it again.
     pub(super) fn apply(self, ports: &mut ControllerPorts) {
+        if let Some(holders) = ports.data_fetches.end(self.name, self.failure.is_none()) {
+            fetch_data_of(self.name, holders, ports);
+        }
         for DamagedCopy { node, name } in self.damaged {
             ports.journal.warn(damaged_text(node, name));
             ports.outbox.send(node, NodeMessage::KeepData(name));
@@ -52,16 +55,20 @@ pub(super) fn has_data(checkpoint_thread: &CheckpointThread, name: DataName) -> 
 }
 
 /// A job's data is to be here: a controller that missed its upload fetches it from the others.
-pub(super) fn ensure_data(job: &JobDocument, ports: &ControllerPorts) {
+pub(super) fn ensure_data(job: &JobDocument, ports: &mut ControllerPorts) {
     for name in job.data() {
         if !has_data(ports.tasks.checkpoint_thread(), name) {
-            fetch_data_of(name, ports.other_holders(), &ports.tasks);
+            fetch_data_of(name, ports.other_holders(), ports);
         }
     }
 }
 
-/// Fetches a text from nodes that may have it.
-pub(super) fn fetch_data_of(name: DataName, holders: Vec<NodeId>, tasks: &ControllerTasks) {
+/// Fetches a text from nodes that may have it, unless it is being fetched.
+pub(super) fn fetch_data_of(name: DataName, holders: Vec<NodeId>, ports: &mut ControllerPorts) {
+    if !ports.data_fetches.begin(name, &holders) {
+        return;
+    }
+    let tasks = &ports.tasks;
     let route = DataRoute {
         transport: tasks.transport().clone(),
         checkpoint_thread: tasks.checkpoint_thread().clone(),

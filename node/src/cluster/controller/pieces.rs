@@ -128,7 +128,7 @@ impl CheckpointPieces {
             StoreEvent::RottenData(found) => {
                 let name = expected_name(found, &ports.runs().data_names().unwrap_or_default());
                 ports.journal.warn(damaged_text(ports.me, name));
-                fetch_data_of(name, ports.other_holders(), &ports.tasks);
+                fetch_data_of(name, ports.other_holders(), ports);
             }
             StoreEvent::Mended { piece, found, outcome } => {
                 if let Some(why) = found {

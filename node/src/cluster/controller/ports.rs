@@ -17,6 +17,7 @@ use crate::cluster::disk_space::NodeDisks;
 use crate::cluster::journal::Journal;
 use crate::cluster::outbox::Outbox;
 use crate::cluster::piece_keeper::PieceFetchResult;
+use zbelastic_policy::data_fetches::DataFetches;
 
 /// The result of work that was done beside the event loop.
 pub(super) enum ControllerCompletion {
@@ -62,6 +63,8 @@ pub(super) struct ControllerPorts {
     pub(super) outbox: Outbox,
     pub(super) journal: Journal,
     pub(super) tasks: ControllerTasks,
+    /// Texts and weights that are being fetched.
+    pub(super) data_fetches: DataFetches,
 }
 
 impl ControllerPorts {

@@ -397,14 +397,19 @@ pub(super) fn copies_ahead(pre_copy: &PreCopyPlan, me: Holder) -> bool {
     pre_copy.layers.iter().any(|follow| follow.follower == me)
 }
 
-/// A copy of a text or of weights is damaged here: it is fetched again.
-pub(super) fn fetch_again(name: DataName, holders: Vec<NodeId>, tasks: &WorkerTasks) {
-    let route = route(holders, WorkCounter::default(), tasks);
+/// A copy of a text or of weights is damaged here: it is fetched again. Yields whether that
+/// begins now: it may be under way.
+pub(super) fn fetch_again(name: DataName, holders: Vec<NodeId>, ports: &mut WorkerPorts) -> bool {
+    if !ports.data_fetches.begin(name, &holders) {
+        return false;
+    }
+    let route = route(holders, WorkCounter::default(), &ports.tasks);
     // A sound copy is found to be sound, and stays; a copy that cannot be fetched is reported where
     // it is needed.
-    tokio::spawn(async move {
-        let _ = keep_data(name, &route).await;
+    ports.tasks.spawn(async move {
+        WorkerCompletion::FetchedAgain(name, keep_data(name, &route).await.is_ok())
     });
+    true
 }
 
 fn route(holders: Vec<NodeId>, progress: WorkCounter, tasks: &WorkerTasks) -> DataRoute {

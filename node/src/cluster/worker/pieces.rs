@@ -409,7 +409,7 @@ impl WorkerPieces {
             StoreEvent::RottenData(found) => {
                 let name = expected_name(found, &job.data());
                 ports.journal.warn(damaged_text(ports.me, name));
-                fetch_again(name, ports.holders(roster), &ports.tasks);
+                fetch_again(name, ports.holders(roster), ports);
             }
             StoreEvent::Mended { piece, outcome, .. } => match repair_text(piece, outcome) {
                 Ok(text) => ports.journal.log(text),

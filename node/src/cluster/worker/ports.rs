@@ -2,11 +2,13 @@
 //! nodes, the journal, the log of its work, and work beside the event loop.
 
 use zbelastic_consensus::session::{SessionInput, WorkerEvent, WorkerSession};
+use zbelastic_policy::data_fetches::DataFetches;
 use zbelastic_policy::roster::Roster;
 use zbelastic_policy::work_log::WorkLog;
 use zbelastic_trainer::runtime::RuntimeInput;
 use zbelastic_types::{Digest, NodeId};
 use zbelastic_wire::NodeMessage;
+use zbelastic_wire::document::DataName;
 
 use super::layers::LayerFetchResult;
 use super::pieces::PieceTaskResult;
@@ -41,6 +43,8 @@ pub(super) enum WorkerCompletion {
     Job(Box<Result<FetchedJob, FetchError>>),
     /// It is time to request data again that no node had.
     RequestData,
+    /// Data was fetched again, or not.
+    FetchedAgain(DataName, bool),
     /// The token stores of a job.
     Stores {
         /// The name of the job.
@@ -76,6 +80,8 @@ pub(super) struct WorkerPorts {
     pub(super) journal: Journal,
     pub(super) work_log: WorkLog,
     pub(super) tasks: WorkerTasks,
+    /// Texts and weights that are being fetched again.
+    pub(super) data_fetches: DataFetches,
     /// How the process ends, once there is a reason to.
     pub(super) exit: Option<ProcessExit>,
 }
