@@ -104,6 +104,25 @@ impl TrainingStatus {
         }
     }
 
+    /// Workers that the leader awaits answers from, as far as this node knows.
+    #[must_use]
+    pub fn awaited(&self) -> &[AwaitedMember] {
+        match self {
+            Self::Planning { awaited, .. } | Self::Loading { awaited, .. } => awaited,
+            Self::NoQuorum { .. }
+            | Self::NotAgreed { .. }
+            | Self::NoJob
+            | Self::Paused
+            | Self::Halted(_)
+            | Self::Saving { .. }
+            | Self::Done
+            | Self::Stopped
+            | Self::WaitingForWorkers { .. }
+            | Self::NoPlan(_)
+            | Self::Running { .. } => &[],
+        }
+    }
+
     /// The status that follows from the state, if a plan needs so many workers.
     pub(crate) fn of(state: &State, needed: u32) -> Self {
         match state.job().map(|job| job.phase) {
@@ -150,11 +169,26 @@ impl TrainingStatus {
 
 impl fmt::Display for TrainingStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoQuorum { ticks } => {
+        DescribedStatus { status: self, describe: &|node| node.to_string() }.fmt(f)
+    }
+}
+
+/// A training status as text, with the awaited members as somebody describes them who knows more of
+/// them than their numbers.
+pub struct DescribedStatus<'a> {
+    /// The status.
+    pub status: &'a TrainingStatus,
+    /// The text for a member.
+    pub describe: &'a dyn Fn(NodeId) -> String,
+}
+
+impl fmt::Display for DescribedStatus<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.status {
+            TrainingStatus::NoQuorum { ticks } => {
                 write!(f, "no quorum: no leader for {}", Ticks(*ticks))
             }
-            Self::NotAgreed { ticks, behind } => {
+            TrainingStatus::NotAgreed { ticks, behind } => {
                 let nodes: Vec<String> = behind.iter().map(|node| format!("node {node}")).collect();
                 let nodes = nodes.join(", ");
                 write!(
@@ -163,37 +197,61 @@ impl fmt::Display for TrainingStatus {
                     Ticks(*ticks)
                 )
             }
-            Self::NoJob => write!(f, "there is no job"),
-            Self::Paused => write!(f, "paused by order"),
-            Self::Halted(reason) => write!(f, "halted: {reason}"),
-            Self::Saving { durable, layers } => {
+            TrainingStatus::NoJob => write!(f, "there is no job"),
+            TrainingStatus::Paused => write!(f, "paused by order"),
+            TrainingStatus::Halted(reason) => write!(f, "halted: {reason}"),
+            TrainingStatus::Saving { durable, layers } => {
                 write!(
                     f,
                     "the last checkpoint is written, {durable} of {layers} layers are durable"
                 )
             }
-            Self::Done => write!(f, "every step is sealed"),
-            Self::Stopped => write!(f, "stopped by order"),
-            Self::WaitingForWorkers { present, left_out, needed } => {
+            TrainingStatus::Done => write!(f, "every step is sealed"),
+            TrainingStatus::Stopped => write!(f, "stopped by order"),
+            TrainingStatus::WaitingForWorkers { present, left_out, needed } => {
                 write!(f, "waiting for workers: {present} of {needed} are there")?;
                 match left_out {
                     0 => Ok(()),
                     _ => write!(f, ", {left_out} on devices that give other bits than the job's"),
                 }
             }
-            Self::NoPlan(none) => none.fmt(f),
-            Self::Planning { awaited, returns } => {
+            TrainingStatus::NoPlan(none) => none.fmt(f),
+            TrainingStatus::Planning { awaited, returns } => {
                 let returns = AwaitedReturns(returns);
-                write!(f, "a plan is being made{}{returns}", AwaitedMembers(awaited))
+                write!(f, "a plan is being made{}{returns}", AwaitedMembers(awaited, self.describe))
             }
-            Self::Loading { generation, ready, stages, awaited } => {
-                let awaited = AwaitedMembers(awaited);
+            TrainingStatus::Loading { generation, ready, stages, awaited } => {
+                let awaited = AwaitedMembers(awaited, self.describe);
                 write!(f, "plan {generation} loads, {ready} of {stages} stages are ready{awaited}")
             }
-            Self::Running { generation, withheld: None } => write!(f, "plan {generation} runs"),
-            Self::Running { generation, withheld: Some(reason) } => {
+            TrainingStatus::Running { generation, withheld: None } => {
+                write!(f, "plan {generation} runs")
+            }
+            TrainingStatus::Running { generation, withheld: Some(reason) } => {
                 write!(f, "plan {generation} runs; not sealed yet: {reason}")
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::duty::AwaitedAnswer;
+
+    #[test]
+    fn awaited_members_are_described_with_what_they_do() {
+        let answer = AwaitedAnswer::Ready;
+        let awaited = vec![AwaitedMember { node: NodeId(3), answer, still_ticks: 0 }];
+        let generation = Generation(2);
+        let status = TrainingStatus::Loading { generation, ready: 1, stages: 2, awaited };
+        let describe = |node| format!("gpu-{node} (receives layers, 118 MB of 290 MB)");
+        assert_eq!(
+            DescribedStatus { status: &status, describe: &describe }.to_string(),
+            "plan 2 loads, 1 of 2 stages are ready; waiting for nodes that did not load their layers yet: gpu-3 \
+             (receives layers, 118 MB of 290 MB)"
+        );
+        assert!(status.to_string().ends_with("layers yet: 3"));
+        assert_eq!(status.awaited().len(), 1);
     }
 }

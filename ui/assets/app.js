@@ -269,13 +269,20 @@ function drawCauses(measured, planned) {
   byId("bubble").replaceChildren(stack, legend);
 }
 
+/** A long activity of a member, as `status` has it, with how far it is. */
+function activityText([kind, { done, total }]) {
+  const name = kind.replaceAll("_", " ");
+  if (total == null) return name;
+  return kind === "evaluating" ? `${name} ${done} of ${total} passes` : `${name} ${bytes(done)} of ${bytes(total)}`;
+}
+
 function memberState(member) {
   const { standing } = member;
   const since = member.last_heard_ms != null && member.last_heard_ms > 2000 ? `, silent for ${duration(member.last_heard_ms / 1000)}` : "";
   if (standing.state === "lost") return `lost: ${standing.reason}`;
   if (member.left_out) return `left out: ${member.left_out}`;
   const isStandby = member.role === "worker" && member.stage == null;
-  const activity = Object.keys(member.work?.activity ?? {});
+  const activity = Object.entries(member.work?.activity ?? {}).map(activityText);
   const disk = member.disk?.low ? [`disk low, ${bytes(member.disk.free)} free`] : [];
   return [standing.state, ...(isStandby ? ["standby"] : []), ...activity, ...disk].join(", ") + since;
 }

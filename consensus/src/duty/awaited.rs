@@ -47,8 +47,8 @@ pub(super) const NAMED_MAX: usize = 8;
 /// A stillness that is worth a word: a second, in which a healthy member makes progress many times.
 const STILL_TICKS: u32 = 100;
 
-/// Members that a leader awaits answers from, as a line says it.
-pub struct AwaitedMembers<'a>(pub &'a [AwaitedMember]);
+/// Members that a leader awaits answers from, as a line says it, each as the function describes it.
+pub struct AwaitedMembers<'a>(pub &'a [AwaitedMember], pub &'a dyn Fn(NodeId) -> String);
 
 impl fmt::Display for AwaitedMembers<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -59,7 +59,7 @@ impl fmt::Display for AwaitedMembers<'_> {
                 continue;
             };
             let nodes: Vec<String> =
-                members.iter().take(NAMED_MAX).map(|it| it.node.to_string()).collect();
+                members.iter().take(NAMED_MAX).map(|it| (self.1)(it.node)).collect();
             write!(f, "; waiting for nodes that {}: {}", answer.undone(), nodes.join(", "))?;
             if members.len() > NAMED_MAX {
                 write!(f, " and {} more", members.len() - NAMED_MAX)?;
@@ -154,18 +154,18 @@ mod tests {
             awaited(4, AwaitedAnswer::Ready, 5),
         ];
         assert_eq!(
-            AwaitedMembers(&members).to_string(),
+            AwaitedMembers(&members, &|node| node.to_string()).to_string(),
             "; waiting for nodes that did not report yet which layers they hold: 3 (no progress \
              for 1.2 s); waiting for nodes that did not load their layers yet: 2, 4"
         );
-        assert_eq!(AwaitedMembers(&[]).to_string(), "");
+        assert_eq!(AwaitedMembers(&[], &|node| node.to_string()).to_string(), "");
     }
 
     #[test]
     fn of_many_members_a_line_names_the_first() {
         let members: Vec<AwaitedMember> =
             (1..=32).map(|node| awaited(node, AwaitedAnswer::Ready, 0)).collect();
-        let text = AwaitedMembers(&members).to_string();
+        let text = AwaitedMembers(&members, &|node| node.to_string()).to_string();
         assert!(text.ends_with(": 1, 2, 3, 4, 5, 6, 7, 8 and 24 more"), "{text}");
     }
 }

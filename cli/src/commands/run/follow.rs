@@ -45,7 +45,7 @@ pub fn follow(
     let mut poller = EventPoller::starting_at(from);
     let mut silences = 0;
     let mut quiet = 0;
-    let mut waited = 0;
+    let mut waits = WaitLines::default();
     loop {
         let polled = match poller.poll(client) {
             Ok(polled) => polled,
@@ -72,7 +72,7 @@ pub fn follow(
                 if job.phase.is_over() {
                     return ending(&job);
                 }
-                waited = print_wait(&job, waited, mode, out)?;
+                waits.print(&job, mode, out)?;
             }
         }
         if polled.events.is_empty() {
@@ -81,25 +81,46 @@ pub fn follow(
     }
 }
 
-/// Prints the condition that a run waits for, once a minute: it may be for something that never
-/// comes. Lines of JSON are events alone, so it is on standard error beside them. Returns the status requests in a row that found it waiting.
-fn print_wait(
-    job: &JobStatus,
-    waited: u32,
-    mode: RunOutputMode,
-    out: &mut dyn Write,
-) -> Result<u32, CommandError> {
-    let JobPhaseStatus::Waiting { reason } = &job.phase else { return Ok(0) };
-    if waited.is_multiple_of(LOOKS_PER_LINE) {
-        let line = format!("▲ waits: {}; `zbelastic stop --yes` gives it up", escape(reason));
-        if mode == RunOutputMode::Json {
-            print_error_line(&line);
-        } else {
-            writeln!(out, "{line}")?;
-            out.flush()?;
+/// The lines that say what a run waits for.
+#[derive(Default)]
+struct WaitLines {
+    /// Status requests in a row that found it waiting, since the last line.
+    looks: u32,
+    /// The reason of the last line without its figures, which grow.
+    printed: Option<String>,
+}
+
+impl WaitLines {
+    /// Prints the condition that a run waits for when it is another one, and once a minute: it may be
+    /// for something that never comes. Lines of JSON are events alone, so it is on standard error
+    /// beside them.
+    fn print(
+        &mut self,
+        job: &JobStatus,
+        mode: RunOutputMode,
+        out: &mut dyn Write,
+    ) -> Result<(), CommandError> {
+        let JobPhaseStatus::Waiting { reason } = &job.phase else {
+            *self = Self::default();
+            return Ok(());
+        };
+        let words =
+            reason.chars().filter(|letter| !letter.is_ascii_digit() && *letter != '.').collect();
+        let is_other = self.printed.as_ref() != Some(&words);
+        if is_other || self.looks.is_multiple_of(LOOKS_PER_LINE) {
+            self.looks = 0;
+            self.printed = Some(words);
+            let line = format!("▲ waits: {}; `zbelastic stop --yes` gives it up", escape(reason));
+            if mode == RunOutputMode::Json {
+                print_error_line(&line);
+            } else {
+                writeln!(out, "{line}")?;
+                out.flush()?;
+            }
         }
+        self.looks += 1;
+        Ok(())
     }
-    Ok(waited + 1)
 }
 
 /// Whether the cluster may answer again: a controller was lost, another one becomes leader.
@@ -304,6 +325,24 @@ mod tests {
         let mut status = sample::status();
         status.job = Some(JobStatus { phase, ..sample::job() });
         Ok(ApiAnswer::Status(Box::new(status)))
+    }
+
+    #[test]
+    fn a_run_that_waits_for_something_else_says_so_and_figures_that_grow_are_no_news() {
+        let mut waits = WaitLines::default();
+        let mut out = Vec::new();
+        for reason in [
+            "plan 2 loads",
+            "plan 2 loads: b (receives 1 of 9)",
+            "plan 2 loads: b (receives 7 of 9)",
+        ] {
+            let phase = JobPhaseStatus::Waiting { reason: reason.to_owned() };
+            let job = JobStatus { phase, ..sample::job() };
+            assert!(waits.print(&job, RunOutputMode::File, &mut out).is_ok());
+        }
+        let text = String::from_utf8(out).expect("UTF-8");
+        assert_eq!(text.lines().count(), 2, "{text}");
+        assert!(text.contains("(receives 1 of 9)"), "{text}");
     }
 
     #[test]

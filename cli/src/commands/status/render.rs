@@ -31,6 +31,7 @@ pub fn render_status(status: &StatusReport, width: usize) -> String {
     lines.push(String::new());
     let table = render_members(status).render(usize::MAX);
     lines.extend(table.lines().map(str::to_owned));
+    lines.extend(section("activities", activity_lines(status)));
     lines
         .extend(section("failures", status.failures.iter().rev().map(|f| failure_line(f, status))));
     let newest = status.checkpoints.iter().rev().take(CHECKPOINTS_SHOWN);
@@ -46,6 +47,14 @@ fn section(title: &str, lines: impl Iterator<Item = String>) -> Vec<String> {
     });
     let titled: Vec<String> = titled.collect();
     if titled.is_empty() { titled } else { std::iter::once(String::new()).chain(titled).collect() }
+}
+
+/// Long activities of members, a line each: the reason why a run waits may be longer than a line.
+fn activity_lines(status: &StatusReport) -> impl Iterator<Item = String> {
+    status.members.iter().filter_map(|member| {
+        let activity = member.work?.activity?;
+        Some(format!("{} {activity}", node_text(member.id, status)))
+    })
 }
 
 /// Name and number of a node, as far as it is known.
@@ -276,7 +285,7 @@ fn checkpoint_line(checkpoint: &CheckpointStatus, status: &StatusReport) -> Stri
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zbelastic_api::{ScrubPassStatus, sample};
+    use zbelastic_api::{LongActivity, ScrubPassStatus, WorkStatus, sample};
     use zbelastic_types::Bytes;
 
     fn check(status: &StatusReport, width: usize, expected: &str) {
@@ -300,6 +309,18 @@ mod tests {
         status.members[1].scrub = Some(ScrubStatus { corrupt: 2, ..scrub });
         let line = scrub_line(&status).expect("they reported");
         assert!(line.ends_with(", DAMAGED: 2 on gpu-a (2)"), "{line}");
+    }
+
+    #[test]
+    fn a_member_that_receives_layers_is_shown_with_how_far_it_is() {
+        let mut status = sample::status();
+        let activity = Some(LongActivity::Receiving { done: Bytes(118), total: Bytes(290) });
+        status.members[2].work = Some(WorkStatus { done: 1, activity });
+        let text = render_status(&status, 80);
+        assert!(
+            text.contains("\nactivities  gpu-b (3) receives layers, 118 B of 290 B\n"),
+            "{text}"
+        );
     }
 
     #[test]

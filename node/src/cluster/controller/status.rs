@@ -10,7 +10,7 @@ use zbelastic_consensus::job::JobPhase;
 use zbelastic_consensus::member::{Member, MembershipStatus, Role};
 use zbelastic_consensus::plan::{PlanRecord, Promise, PromiseOff};
 use zbelastic_consensus::state::State;
-use zbelastic_consensus::training_status::TrainingStatus;
+use zbelastic_consensus::training_status::{DescribedStatus, TrainingStatus};
 use zbelastic_machine::resident_memory;
 use zbelastic_planner::PaceTracker;
 use zbelastic_transport::TransportPath;
@@ -33,8 +33,8 @@ use zbelastic_policy::pending_commands::COMMAND_TICKS_MAX;
 use zbelastic_policy::tick::TICK;
 use zbelastic_timing::unix_ms;
 
-/// Workers with a named activity where a run waits: as many as fit into a line. `status --json` has
-/// all.
+/// Workers that a run does not await, with an activity that is named where it waits: as many as
+/// fit into a line. `status --json` has all.
 const ACTIVITIES_SHOWN: usize = 3;
 
 /// The identity that a controller was started with.
@@ -341,22 +341,28 @@ impl StatusView<'_> {
                 if let TrainingStatus::Running { .. } = standing {
                     JobPhaseStatus::Running
                 } else {
-                    let reason = format!("{standing}{}", self.activities());
+                    let reason = self.waits_for(&standing);
                     JobPhaseStatus::Waiting { reason }
                 }
             }
         }
     }
 
-    /// The long activities of workers, behind the reason why a run waits.
-    fn activities(&self) -> String {
-        let active = self
-            .links
-            .work_status()
-            .iter()
-            .filter_map(|(node, work)| Some((*node, work.activity?)));
+    /// What a run waits for: awaited members with their activities, and behind them others that have
+    /// one.
+    fn waits_for(&self, standing: &TrainingStatus) -> String {
+        let work = self.links.work_status();
+        let activity = |node| work.get(&node).and_then(|work| work.activity);
+        let describe = |node| {
+            let name = name_of(self.state(), node);
+            activity(node).map_or_else(|| name.clone(), |activity| format!("{name} ({activity})"))
+        };
+        let is_awaited = |node| standing.awaited().iter().any(|awaited| awaited.node == node);
+        let others = work.keys().copied().filter(|node| !is_awaited(*node));
+        let active = others.filter_map(|node| Some((node, activity(node)?)));
         let text = |(node, activity)| format!("; {} {activity}", name_of(self.state(), node));
-        active.take(ACTIVITIES_SHOWN).map(text).collect()
+        let others: String = active.take(ACTIVITIES_SHOWN).map(text).collect();
+        format!("{}{others}", DescribedStatus { status: standing, describe: &describe })
     }
 
     fn plan_status(&self) -> Option<PlanStatus> {
@@ -364,7 +370,7 @@ impl StatusView<'_> {
         let record = &plan.record;
         let standing = self.core.training_status();
         let is_smooth = matches!(standing, TrainingStatus::Running { withheld: None, .. });
-        let waits_for = (!is_smooth).then(|| standing.to_string());
+        let waits_for = (!is_smooth).then(|| self.waits_for(&standing));
         Some(PlanStatus {
             generation: record.generation.0,
             stages: record.cells().map(|holder| holder.node).collect(),
