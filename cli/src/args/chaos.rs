@@ -59,9 +59,9 @@ Rows: undisturbed, speed, worker-killed, controller-killed, stopped-0.3s, stoppe
 joins, drains, power-cycle, two-killed, mass.";
 
 const REPLAY_EXAMPLES: &str = "\
-Example:
-  zbelastic chaos replay --trace aws_p3.csv --window 5.5h..6.5h --speed 60 --workers-max 6 \\
-      --preset tiny --report replay.json";
+Example, in the sources of this program:
+  zbelastic chaos replay --trace chaos-tests/traces/aws_p3_2021.csv --window 5.5h..6.5h --speed 60 \\
+      --workers-max 6 --preset tiny --report replay.json";
 
 fn demo_help() -> String {
     format!(
