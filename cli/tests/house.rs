@@ -21,6 +21,8 @@ mod rows;
 mod tables;
 #[path = "house/units.rs"]
 mod units;
+#[path = "house/waiting.rs"]
+mod waiting;
 
 use std::fs;
 use std::path::{Path, PathBuf};
