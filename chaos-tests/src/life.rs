@@ -16,7 +16,9 @@ use zbelastic_trainer::model::{
     Family, FrozenTensors, LayerSpec, LlamaFeatures, LoraInit, LoraScaling, LoraSettings,
     ModelConfig, frozen_tensors, model_layers,
 };
-use zbelastic_trainer::optimizer::{LrDecay, OptimizerConfig, OptimizerKind, WeightDecayScope};
+use zbelastic_trainer::optimizer::{
+    DecayRates, LrDecay, OptimizerConfig, OptimizerKind, WeightDecayScope,
+};
 use zbelastic_trainer::outer::OuterSchedule;
 use zbelastic_trainer::plan::{Plan, PlanRequest, ReplicaCount};
 use zbelastic_trainer::stage::{InitialWeights, StageSetup};
@@ -255,6 +257,7 @@ fn stage_setup(
             epsilon: 1e-8,
             weight_decay: 0.1,
             decay_on: WeightDecayScope::Matrices,
+            decay_rates: DecayRates::NONE,
         },
         z_loss: 0.0,
         clip_norm,

@@ -9,7 +9,7 @@ use std::time::Duration;
 use zbelastic_consensus::validation::GuardPolicy;
 use zbelastic_kernels::cuda::limits::{self, LimitError};
 use zbelastic_trainer::model::{LoraSettings, MicrobatchShape, ModelConfig};
-use zbelastic_trainer::optimizer::{OptimizerConfig, OptimizerKind};
+use zbelastic_trainer::optimizer::{DecayRates, OptimizerConfig, OptimizerKind};
 use zbelastic_trainer::outer::OuterConfigError;
 use zbelastic_trainer::plan::{
     AUTO_KINDS, BatchShape, LaneCount, LaneError, ReplicaCount, is_legal_cut,
@@ -18,6 +18,7 @@ use zbelastic_types::Bytes;
 
 use super::BOUNDARY_BYTES_MAX;
 use super::assignment::EffectiveSetting;
+use super::decay_groups::decay_rates;
 use super::freeze::freeze;
 use super::key::Key;
 use super::lora::{adapt, adapters_folder};
@@ -46,12 +47,17 @@ pub fn build(
     let mut builder = ConfigBuilder { reader, origin, unsound, problems: Vec::new() };
     let mut model = builder.model();
     let mut lora = None;
+    let mut rates = DecayRates::NONE;
     if let Some((model, _)) = &mut model {
         let at = builder.reader.settings.origin(Key::Freeze);
         let patterns = builder.reader.texts(Key::Freeze);
         builder.problems.extend(freeze(model, &patterns, &at));
         match adapt(model, &builder.reader, origin) {
             Ok(settings) => lora = settings,
+            Err(problems) => builder.problems.extend(problems),
+        }
+        match decay_rates(model, &builder.reader) {
+            Ok(found) => rates = found,
             Err(problems) => builder.problems.extend(problems),
         }
     }
@@ -67,7 +73,7 @@ pub fn build(
     builder.check_sync();
     match model {
         Some((model, weights)) if builder.problems.is_empty() => {
-            Ok(run_config(&reader, (model, lora), weights, batch))
+            Ok(run_config(&reader, (model, lora), (weights, rates), batch))
         }
         Some(_) | None => Err(builder.problems),
     }
@@ -84,7 +90,7 @@ fn replica_count(reader: &SettingsReader<'_>) -> Result<Option<ReplicaCount>, La
 fn run_config(
     reader: &SettingsReader<'_>,
     (model, lora): (ModelConfig, Option<LoraSettings>),
-    weights: WeightSource,
+    (weights, rates): (WeightSource, DecayRates),
     batch: BatchShape,
 ) -> RunConfig {
     let max = reader.count(Key::MaxMem);
@@ -108,7 +114,8 @@ fn run_config(
         freeze: reader.texts(Key::Freeze),
         lora,
         adapters: adapters_folder(reader),
-        optimizer: optimizer(reader),
+        decay_groups: reader.texts(Key::DecayGroups),
+        optimizer: optimizer(reader, rates),
         guard: guard(reader),
         schedule: reader.choice(Key::Schedule),
         chunks_per_stage: (chunks > 0).then_some(chunks),
@@ -193,7 +200,7 @@ fn elastic(reader: &SettingsReader<'_>) -> ElasticConfig {
     }
 }
 
-fn optimizer(reader: &SettingsReader<'_>) -> OptimizerConfig {
+fn optimizer(reader: &SettingsReader<'_>, decay_rates: DecayRates) -> OptimizerConfig {
     let kind = match reader.choice(Key::Optimizer) {
         OptimizerChoice::AdamW => OptimizerKind::AdamW,
         OptimizerChoice::Muon => OptimizerKind::Muon { momentum: reader.number(Key::MuonMomentum) },
@@ -209,6 +216,7 @@ fn optimizer(reader: &SettingsReader<'_>) -> OptimizerConfig {
         epsilon: reader.number(Key::Eps),
         weight_decay: reader.number(Key::WeightDecay),
         decay_on: reader.choice(Key::DecayOn),
+        decay_rates,
     }
 }
 

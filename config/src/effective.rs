@@ -217,6 +217,11 @@ fn value_of(config: &RunConfig, key: Key) -> Option<ConfigValue> {
         Key::Eps => ConfigValue::Number(optimizer.epsilon),
         Key::WeightDecay => ConfigValue::Number(optimizer.weight_decay),
         Key::DecayOn => word(optimizer.decay_on),
+        // As of features.
+        Key::DecayGroups if config.decay_groups.is_empty() => return None,
+        Key::DecayGroups => {
+            ConfigValue::List(config.decay_groups.iter().map(|entry| text(entry)).collect())
+        }
         Key::Clip => ConfigValue::Number(guard.clip_norm.unwrap_or(0.0)),
         Key::Warmup => whole(optimizer.warmup),
         Key::Decay => word(optimizer.decay),

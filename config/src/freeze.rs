@@ -28,7 +28,10 @@ pub fn freeze(
         }
         Err(errors) => {
             let problem = |error| {
-                let near = near_names(model, &error);
+                let near = match &error {
+                    FreezeError::NoTensor { pattern } => near_names(model, pattern),
+                    FreezeError::Pattern(_) | FreezeError::Everything { .. } => Vec::new(),
+                };
                 ConfigProblem::Freeze { at: at.clone(), error, near }
             };
             errors.into_iter().map(problem).collect()
@@ -38,8 +41,7 @@ pub fn freeze(
 
 /// The names that a pattern without a tensor may have meant: of tensors, and of what they stand
 /// below.
-fn near_names(model: &ModelConfig, error: &FreezeError) -> Vec<String> {
-    let FreezeError::NoTensor { pattern } = error else { return Vec::new() };
+pub fn near_names(model: &ModelConfig, pattern: &str) -> Vec<String> {
     if model.tied && pattern.split('.').next() == Some("head") {
         // Its matrix is the token embedding.
         return vec!["embed".to_owned()];

@@ -218,6 +218,8 @@ keys! {
     WeightDecay: "optimizer.weight_decay", Number(FromZero), Literal("0.1");
     /// What weight decay acts on: matrices and embeddings, or all tensors.
     DecayOn: "optimizer.decay_on", Word(words::<WeightDecayScope>), Literal("\"matrices\"");
+    /// Rates of decay of single tensors, by patterns over their names, as in "layers.*.norm*=0"; the last that matches.
+    DecayGroups: "optimizer.decay_groups", Texts, Literal("[]");
     /// Largest norm of the whole gradient; a larger one is scaled down to it; 0: never.
     Clip: "optimizer.clip", Number(FromZero), Literal("1.0");
     /// Steps in which the learning rate rises.

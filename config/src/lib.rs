@@ -12,6 +12,7 @@ mod arithmetic;
 mod assignment;
 mod asynchronous;
 mod build;
+mod decay_groups;
 mod effective;
 mod file;
 mod find_key;
@@ -123,6 +124,9 @@ pub struct RunConfig {
     /// The folder of the adapters that training goes on with, if they are not drawn.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub adapters: Option<PathBuf>,
+    /// Rates of weight decay by patterns over the names of tensors; the optimizer has these.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub decay_groups: Vec<String>,
     /// Optimizer, its learning rate and its constants.
     pub optimizer: OptimizerConfig,
     /// Which steps are accepted: the guard's policy.

@@ -8,6 +8,7 @@ use zbelastic_schedule::ScheduleKind;
 use zbelastic_schedule::asynchronous::AsyncKind;
 use zbelastic_trainer::hf::{AdapterConfigError, ConfigError};
 use zbelastic_trainer::model::{FreezeError, LoraError, ModelError};
+use zbelastic_trainer::optimizer::DecayGroupError;
 use zbelastic_trainer::outer::OuterConfigError;
 use zbelastic_trainer::plan::{LaneError, SliceBalance};
 use zbelastic_wording::FailureDetail;
@@ -201,6 +202,15 @@ pub enum ConfigProblem {
         /// Names that may have been meant.
         near: Vec<String>,
     },
+    /// A group of weight decay gives no tensor a rate.
+    DecayGroup {
+        /// Origin of the groups.
+        at: SettingOrigin,
+        /// What is wrong with one.
+        error: DecayGroupError,
+        /// Names that may have been meant.
+        near: Vec<String>,
+    },
     /// Adapters that the model cannot have.
     Lora {
         /// Origin of the key's value.
@@ -337,6 +347,7 @@ impl ConfigProblem {
                 wording::slice_length(at, (*by, *slices, *sequence_len), beside)
             }
             Self::Freeze { at, error, near } => wording::freeze_detail(at, error, near),
+            Self::DecayGroup { at, error, near } => wording::decay_group_detail(at, error, near),
             Self::Lora { at, error } => wording::lora_detail(at, error),
             Self::LoraWithoutRank { at, key } => wording::without_rank(at, *key),
             Self::TwoAdapters { at, key } => wording::two_adapters(at, *key),

@@ -10,8 +10,9 @@ impl RunConfig {
     #[must_use]
     pub fn makes_same_bits(&self, other: &Self) -> bool {
         let moved = Self {
-            // The model has the tensors, whatever they are called by.
+            // The model has the tensors, and the optimizer their rates, whatever they are called by.
             freeze: other.freeze.clone(),
+            decay_groups: other.decay_groups.clone(),
             lora: other.lora.clone(),
             schedule: other.schedule,
             chunks_per_stage: other.chunks_per_stage,
@@ -67,6 +68,9 @@ mod tests {
         assert!(!first.makes_same_bits(&islands("\"a\", \"s3://c/d\"", 0)));
         let named = |pattern: &str| config(&format!("[train]\nfreeze = [\"{pattern}\"]\n"));
         assert!(named("embed").makes_same_bits(&named("embed.*")));
+        let decayed = |group: &str| config(&format!("[optimizer]\ndecay_groups = [\"{group}\"]\n"));
+        assert!(decayed("embed=0.5").makes_same_bits(&decayed("embed.* = 5e-1")));
+        assert!(!decayed("embed=0.5").makes_same_bits(&decayed("embed=0.6")));
         let adapted = |target: &str| config(&format!("[lora]\nrank = 2\ntargets = \"{target}\"\n"));
         assert!(adapted("c_attn").makes_same_bits(&adapted("attn.c_attn")));
         assert!(!adapted("c_attn").makes_same_bits(&adapted("c_fc")));
@@ -78,6 +82,8 @@ mod tests {
             "[train]\nfreeze = [\"embed\"]\n",
             "[lora]\nrank = 2\n",
             "[optimizer]\nlr = 0.002\n",
+            "[optimizer]\ndecay_on = \"all\"\n",
+            "[optimizer]\ndecay_groups = [\"embed=0\"]\n",
             "[train]\nlanes = 2\n",
             "[schedule]\nkind = \"seq1f1b\"\n",
             "[sync]\nevery = 9\nfolders = [\"a\", \"b\"]\n",

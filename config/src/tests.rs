@@ -11,7 +11,7 @@ use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_data::window::Packing;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::{
-    AttentionBias, Family, LayerSpec, LlamaFeatures, RopeScaling, model_layers,
+    AttentionBias, Family, LayerSpec, LlamaFeatures, RopeScaling, find_tensor, model_layers,
 };
 use zbelastic_trainer::optimizer::{LrDecay, WeightDecayScope};
 use zbelastic_types::Bytes;
@@ -161,6 +161,30 @@ fn patterns_freeze_tensors_of_the_model() {
     let injections = parse_injections(&[injection]).expect("legal");
     let found = check_injections(&config, &injections);
     assert_eq!(found[0].what, "`layers.1.attn.k` is frozen and has no gradient");
+}
+
+/// Groups are kept as they were written, and the optimizer has the rates; what is written back is read as
+/// the same. Adapters are tensors as others are.
+#[test]
+fn groups_of_weight_decay_reach_the_optimizer() {
+    let groups = "decay_groups = [\"layers.*.attn.q=0.5\", \"*=0.25\", \"norm = 0\"]\n";
+    for (adapters, adapted) in [("", None), ("[lora]\nrank = 4\n", Some(0.25))] {
+        let text = format!("{TINY}{adapters}[optimizer]\n{groups}");
+        let config = load_text(&text).expect("legal").config;
+        assert_eq!(config.decay_groups[2], "norm = 0");
+        let layers = model_layers(&config.model);
+        let rate = |name: &str| {
+            let (_, tensor) = find_tensor(&layers, name)?;
+            Some(config.optimizer.decay_of(tensor))
+        };
+        let rates = ["embed.tokens", "layers.1.norm2", "norm.bias"].map(rate);
+        assert_eq!(rates, [Some(0.25), Some(0.25), Some(0.0)]);
+        assert_eq!(rate("layers.0.attn.qkv.lora_A"), adapted);
+        let again = load_document("again", &config.effective()).expect("legal").config;
+        assert_eq!(again, config);
+    }
+    let usual = load_text(TINY).expect("legal").config;
+    assert!(!usual.effective().contains("decay_groups"));
 }
 
 #[test]

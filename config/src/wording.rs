@@ -3,7 +3,7 @@
 mod freeze;
 mod lora;
 
-pub use freeze::freeze_detail;
+pub use freeze::{decay_group_detail, freeze_detail};
 pub use lora::{
     lora_detail, lora_key, two_adapters, unreadable_adapters, with_freeze, without_rank,
 };

@@ -49,6 +49,7 @@ pub(crate) use lora::adapted_linears;
 pub use lora::{LoraConfig, LoraInit, LoraLinear, LoraScaling, LoraTarget};
 pub use lora_targets::{LoraError, LoraSettings};
 pub use merge::merge_layer;
+pub(crate) use name_pattern::NamePattern;
 pub use name_pattern::NamePatternError;
 pub use parts::{AdapterParts, LayerParts, LinearParts, NormParts};
 pub use pass_stash::{

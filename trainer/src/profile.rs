@@ -200,7 +200,7 @@ mod tests {
     use crate::model::{
         Family, FrozenTensors, LayerKind, LlamaFeatures, MicrobatchShape, ModelConfig,
     };
-    use crate::optimizer::{LrDecay, OptimizerConfig, OptimizerKind, WeightDecayScope};
+    use crate::optimizer::{DecayRates, LrDecay, OptimizerConfig, OptimizerKind, WeightDecayScope};
 
     const OPTIMIZER: OptimizerConfig = OptimizerConfig {
         kind: OptimizerKind::AdamW,
@@ -213,6 +213,7 @@ mod tests {
         epsilon: 1e-8,
         weight_decay: 0.1,
         decay_on: WeightDecayScope::Matrices,
+        decay_rates: DecayRates::NONE,
     };
 
     /// A clock that goes on by one whenever it is read, and by a thousand in the first measure of

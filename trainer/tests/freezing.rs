@@ -219,8 +219,7 @@ fn gradients_and_norm_are_those_of_the_trained_tensors_alone() {
                 return;
             }
             assert_eq!(bits(&g), bits(&expected), "{}", tensor.name);
-            let is_decayed = optimizer.decays(tensor.is_matrix());
-            let numbers = optimizer.numbers(lr, 1, coefficient, is_decayed);
+            let numbers = optimizer.numbers(lr, 1, coefficient, optimizer.decay_of(tensor));
             let mut state = AdamWState { w: before, m, v };
             adamw(&mut state, &expected, numbers);
             assert_eq!(bits(&w), bits(&state.w), "{}", tensor.name);

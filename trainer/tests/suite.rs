@@ -5,6 +5,7 @@ mod common;
 mod asynchronous;
 mod choose;
 mod columns;
+mod decay;
 mod documents;
 mod drift;
 mod equivalence;

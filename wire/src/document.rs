@@ -24,9 +24,12 @@ pub use zbelastic_policy::data::DataName;
 use crate::job_store::{JobStore, stores_name};
 use crate::messages::layer_bytes;
 
-/// The newest version of the document's form, which frozen tensors without moments need: layers are shorter
-/// than a program expects that does not know them.
-pub const DOCUMENT_VERSION: u32 = 4;
+/// The newest version of the document's form, which rates of decay of single tensors need: a program that
+/// does not know them would train by the scope alone.
+pub const DOCUMENT_VERSION: u32 = 5;
+/// The version of the form that frozen tensors without moments need: layers are shorter than a program
+/// expects that does not know them.
+const MOMENTS_DOCUMENT_VERSION: u32 = 4;
 /// The version of the form that lanes need: a program that does not know them must not train something
 /// else.
 const LANES_DOCUMENT_VERSION: u32 = 3;
@@ -355,8 +358,11 @@ fn version_for(config: &RunConfig) -> u32 {
         || !config.optimizer.kind.is_adamw()
         || !model.frozen.is_none();
     let has_later_factor = model.lora.as_ref().is_some_and(|lora| !lora.scaling.is_standard());
-    if has_later_factor || !model.without_moments.is_none() {
+    if !config.optimizer.decay_rates.is_none() {
         return DOCUMENT_VERSION;
+    }
+    if has_later_factor || !model.without_moments.is_none() {
+        return MOMENTS_DOCUMENT_VERSION;
     }
     match (config.batch.lanes.is_one(), has_later_keys) {
         (false, _) => LANES_DOCUMENT_VERSION,
@@ -414,6 +420,8 @@ mod tests {
             "sliding_window",
             "decay_steps",
             "z_loss",
+            "decay_groups",
+            "decay_rates",
             "muon",
             "frozen",
             "without_moments",
@@ -433,6 +441,7 @@ mod tests {
                 [] => 1,
                 ["lanes"] => 3,
                 ["frozen", ..] => 4,
+                ["decay_groups", ..] => 5,
                 _ => 2,
             };
             assert_eq!(job.version, version, "{expected:?}");
@@ -442,6 +451,8 @@ mod tests {
         check("", &[]);
         check("[optimizer]\ndecay = \"wsd\"\ndecay_steps = 5\n", &["decay_steps"]);
         check("[train]\nz_loss = 0.0001\n", &["z_loss"]);
+        let of_groups = ["decay_groups", "decay_rates"];
+        check("[optimizer]\ndecay_groups = [\"norm=0\"]\n", &of_groups);
         check("[train]\nlanes = 4\n", &["lanes"]);
         check("[optimizer]\nkind = \"muon\"\n", &["muon"]);
         check("family = \"llama\"\nqk_norm = true\n", &["features"]);

@@ -83,6 +83,33 @@ fn patterns_that_freeze_nothing_are_refused_with_near_names() {
 }
 
 #[test]
+fn groups_of_weight_decay_that_give_no_rate_are_refused() {
+    let groups =
+        "\"norm\", \"norm=-1\", \"layer.0=0\", \"a..b=0\", \"layers.3-1=inf\", \"layers.3-1=1\"";
+    check_tiny(
+        &format!("[optimizer]\ndecay_groups = [{groups}]\n"),
+        "
+  run.toml:4: optimizer.decay_groups: `norm` is not of the form PATTERN=RATE
+  why: a group is a pattern over names of tensors and the rate of those that it matches
+  try: layers.*.norm*=0, embed=0.01
+  run.toml:4: optimizer.decay_groups: the rate of `norm=-1` is not a finite number from 0
+  why: weights decay by the rate times the learning rate in each step
+  try: 0 for no decay
+  run.toml:4: optimizer.decay_groups: no tensor of the model matches `layer.0`
+  why: the family, the number of layers and what is tied decide which tensors there are; a tied head \
+         decays with embed
+  try: layers.0, layers, layers.1, layers.2
+  run.toml:4: optimizer.decay_groups: `a..b` has an empty part; parts stand between dots, as in layers.0-7.attn
+  try: parts of embed, layers.0-7.attn.q, layers.*.mlp.up.bias, norm, head
+  run.toml:4: optimizer.decay_groups: the rate of `layers.3-1=inf` is not a finite number from 0
+  why: weights decay by the rate times the learning rate in each step
+  try: 0 for no decay
+  run.toml:4: optimizer.decay_groups: `layers.3-1` has a range that ends before it begins, 3 to 1
+  try: 1-3",
+    );
+}
+
+#[test]
 fn adapters_that_cannot_be_are_refused_with_what_there_is() {
     check_tiny(
         "[lora]\nrank = 200\nalpha = 1e-80\ntargets = [\"c_attn\", \"q_proj\", \"h.3-1.c_fc\"]\n",

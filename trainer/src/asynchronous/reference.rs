@@ -93,8 +93,8 @@ impl ChunkFloats {
         for (layer, floats) in layers.iter().zip(&mut next.layers) {
             for tensor in &layer.spec.tensors {
                 let range = tensor.range.clone();
-                let is_decayed = setup.optimizer.decays(tensor.is_matrix());
-                let numbers = setup.optimizer.numbers(lr, next.updates, clip, is_decayed);
+                let decay = setup.optimizer.decay_of(tensor);
+                let numbers = setup.optimizer.numbers(lr, next.updates, clip, decay);
                 let g = backend.download(BufferView::new(&layer.g, range.clone()));
                 let cut = |floats: &[f32]| floats[range.clone()].to_vec();
                 let w = cut(&floats.w);
@@ -341,7 +341,7 @@ impl<B: Backend, S: BatchSource> AsyncReference<B, S> {
     fn adam(&self, replica: u32, chunk: usize, base: u32, distance: f64) -> Vec<Vec<f32>> {
         let from = self.version(replica, chunk, base);
         let lr = self.setup.lr_of_update(replica, base) * distance;
-        let numbers = self.setup.optimizer.numbers(lr, from.updates, 1.0, false);
+        let numbers = self.setup.optimizer.numbers(lr, from.updates, 1.0, 0.0);
         let read = |layer: &LayerFloats| {
             if distance == 0.0 || from.updates == 0 {
                 layer.w.clone()

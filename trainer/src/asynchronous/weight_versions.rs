@@ -147,7 +147,7 @@ impl<B: Backend> WeightVersions<B> {
             }
             predicted.write_weights(backend, |to| match rule {
                 WeightPrediction::Adam => {
-                    let numbers = setup.optimizer.numbers(lr * distance, self.updates, 1.0, false);
+                    let numbers = setup.optimizer.numbers(lr * distance, self.updates, 1.0, 0.0);
                     backend.adam_ahead(w, m, v, numbers, to);
                 }
                 WeightPrediction::Momentum => {

@@ -94,7 +94,7 @@ impl LayerUpdate {
             UpdateTarget::Candidate { candidate, .. } => candidate,
             UpdateTarget::InPlace { w, .. } => w,
         };
-        // No range has all of a matrix that is partly frozen.
+        // No range has all of a matrix that is partly frozen, or parts of which decay by different rates.
         for MatrixPart { range, matrix } in parts.into_iter().filter(|it| self.touches(&it.range)) {
             backend.load_matrix(BufferView::new(weights, range), matrix);
         }

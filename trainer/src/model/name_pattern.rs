@@ -29,7 +29,7 @@ pub enum NamePatternError {
 }
 
 /// A pattern over names.
-pub(super) struct NamePattern<'a> {
+pub(crate) struct NamePattern<'a> {
     parts: Vec<PartPattern<'a>>,
 }
 
@@ -42,7 +42,7 @@ enum PartPattern<'a> {
 }
 
 impl<'a> NamePattern<'a> {
-    pub(super) fn parse(pattern: &'a str) -> Result<Self, NamePatternError> {
+    pub(crate) fn parse(pattern: &'a str) -> Result<Self, NamePatternError> {
         let part = |part: &'a str| {
             let written = || pattern.to_owned();
             match blocks(part) {
@@ -58,7 +58,7 @@ impl<'a> NamePattern<'a> {
     }
 
     /// Whether it is a tensor's name, or the beginning of it.
-    pub(super) fn matches(&self, name: &str) -> bool {
+    pub(crate) fn matches(&self, name: &str) -> bool {
         let is_bias = name.rsplit('.').next() == Some(BIAS);
         let mut parts = name.split('.').chain((!is_bias).then_some(WEIGHT));
         self.parts.iter().all(|pattern| parts.next().is_some_and(|part| pattern.matches(part)))

@@ -4,7 +4,9 @@ use serde::{Deserialize, Serialize};
 use zbelastic_kernels::AdamWCoefficients;
 use zbelastic_types::Step;
 
+use super::decay_rates::DecayRates;
 use super::kind::OptimizerKind;
+use crate::model::TensorSpec;
 
 /// How the learning rate falls after its warm-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,6 +72,9 @@ pub struct OptimizerConfig {
     pub weight_decay: f64,
     /// Which tensors weight decay acts on.
     pub decay_on: WeightDecayScope,
+    /// Tensors whose weights decay at a rate of their own, whatever the two keys above say of them.
+    #[serde(default, skip_serializing_if = "DecayRates::is_none")]
+    pub decay_rates: DecayRates,
 }
 
 fn is_zero(count: &u64) -> bool {
@@ -112,13 +117,13 @@ impl OptimizerConfig {
         step_count.saturating_sub(decay_steps).max(self.warmup)
     }
 
-    /// The numbers of update number `update`, counted from 1. Powers are taken in f64 by one fixed
-    /// function, everything else is rounded once.
+    /// The numbers of update number `update`, counted from 1, of a tensor that decays at this rate
+    /// ([`Self::decay_of`]). Powers are taken in f64 by one fixed function, everything else is rounded
+    /// once.
     #[must_use]
-    pub fn numbers(&self, lr: f64, update: u64, clip: f32, is_decayed: bool) -> AdamWCoefficients {
+    pub fn numbers(&self, lr: f64, update: u64, clip: f32, weight_decay: f64) -> AdamWCoefficients {
         let [beta1, beta2] = self.betas;
         let correction = |beta: f64| 1.0 - libm::pow(beta, update as f64);
-        let weight_decay = if is_decayed { self.weight_decay } else { 0.0 };
         AdamWCoefficients {
             decay: (1.0 - lr * weight_decay) as f32,
             beta1: beta1 as f32,
@@ -132,19 +137,22 @@ impl OptimizerConfig {
         }
     }
 
-    /// Whether weight decay acts on a tensor.
+    /// The rate at which the weights of a tensor decay, a share of the learning rate: its own, or that of
+    /// all tensors that weight decay acts on.
     #[must_use]
-    pub fn decays(&self, is_matrix: bool) -> bool {
-        match self.decay_on {
-            WeightDecayScope::Matrices => is_matrix,
+    pub fn decay_of(&self, tensor: &TensorSpec) -> f64 {
+        let is_decayed = match self.decay_on {
+            WeightDecayScope::Matrices => tensor.is_matrix(),
             WeightDecayScope::All => true,
-        }
+        };
+        let usual = if is_decayed { self.weight_decay } else { 0.0 };
+        self.decay_rates.of(tensor.index).unwrap_or(usual)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{LrDecay, OptimizerConfig, OptimizerKind, WeightDecayScope};
+    use super::{DecayRates, LrDecay, OptimizerConfig, OptimizerKind, WeightDecayScope};
     use zbelastic_types::Step;
 
     fn config(decay: LrDecay) -> OptimizerConfig {
@@ -159,6 +167,7 @@ mod tests {
             epsilon: 1e-8,
             weight_decay: 0.1,
             decay_on: WeightDecayScope::Matrices,
+            decay_rates: DecayRates::NONE,
         }
     }
 

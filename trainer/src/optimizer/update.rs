@@ -119,13 +119,12 @@ impl OptimizerUpdate<'_> {
         let Self { config, lr, number, clip } = *self;
         match config.kind.muon_momentum(spec, tensor) {
             Some(momentum) => {
-                let numbers = muon_coefficients(momentum, lr, config.weight_decay, clip);
+                let numbers = muon_coefficients(momentum, lr, config.decay_of(tensor), clip);
                 let matrix = muon_matrix(tensor.matrix_shape(), lr);
                 muon(&mut state.w, &mut state.m, g, matrix, numbers);
             }
             None => {
-                let is_decayed = config.decays(tensor.is_matrix());
-                adamw(state, g, config.numbers(lr, number, clip, is_decayed));
+                adamw(state, g, config.numbers(lr, number, clip, config.decay_of(tensor)));
             }
         }
     }
@@ -133,7 +132,7 @@ impl OptimizerUpdate<'_> {
     /// Neighbouring tensors that weight decay treats alike are one range.
     fn add_adamw(&self, ranges: &mut Vec<AdamWRange>, tensor: &TensorSpec) {
         let Self { config, lr, number, clip } = *self;
-        let numbers = config.numbers(lr, number, clip, config.decays(tensor.is_matrix()));
+        let numbers = config.numbers(lr, number, clip, config.decay_of(tensor));
         let range = tensor.state_range();
         let mut last = ranges.last_mut().filter(|last| last.numbers == numbers);
         if !last.as_mut().is_some_and(|last| last.range.extend(&range)) {
@@ -142,18 +141,18 @@ impl OptimizerUpdate<'_> {
     }
 
     /// Queries, keys and values are three matrices, and gate and up two, though products read them
-    /// as one: each is orthogonalised by itself. Neighbours are one range, so that what is read as one
-    /// lies in one.
+    /// as one: each is orthogonalised by itself. Neighbours that weight decay treats alike are one range,
+    /// so that what is read as one lies in one.
     fn add_muon(&self, ranges: &mut Vec<MuonRange>, tensor: &TensorSpec, momentum: f64) {
         let Self { config, lr, clip, .. } = *self;
         let matrix = muon_matrix(tensor.matrix_shape(), lr);
+        let numbers = muon_coefficients(momentum, lr, config.decay_of(tensor), clip);
         let range = tensor.state_range();
-        if let Some(last) = ranges.last_mut()
+        if let Some(last) = ranges.last_mut().filter(|last| last.numbers == numbers)
             && last.range.extend(&range)
         {
             return last.matrices.push(matrix);
         }
-        let numbers = muon_coefficients(momentum, lr, config.weight_decay, clip);
         ranges.push(MuonRange { range, matrices: vec![matrix], numbers });
     }
 }

@@ -23,7 +23,7 @@ use zbelastic_trainer::stage::InitialWeights;
 use zbelastic_types::StageIndex;
 
 use crate::common::documents::Documents;
-use crate::common::{BATCH, corpus_for, optimizer, tiny_model};
+use crate::common::{BATCH, corpus_for, decay_rates, optimizer, tiny_model};
 
 pub type CorpusStage<B> = AsyncStage<B, Arc<dyn BatchSource + Send + Sync>>;
 
@@ -93,7 +93,9 @@ pub fn runs_of(kind: AsyncKind) -> Vec<AsyncSetup> {
     };
     let mut runs: Vec<_> = sizes.iter().map(|size| setup(kind, *size)).collect();
     let last = *sizes.last().expect("a size");
-    runs.push(AsyncSetup { z_loss: 0.05, ..setup_for(Family::Llama, request(kind, last)) });
+    let mut llama = AsyncSetup { z_loss: 0.05, ..setup_for(Family::Llama, request(kind, last)) };
+    llama.optimizer.decay_rates = decay_rates(&llama.model);
+    runs.push(llama);
     if kind == AsyncKind::AvgPipe {
         let three = AsyncRequest { replica_count: 3, ..request(kind, (2, 6, 2)) };
         runs.push(setup_for(Family::Gpt2, three));

@@ -4,6 +4,7 @@
 #![allow(dead_code)]
 
 pub mod documents;
+mod models;
 mod plans;
 pub mod serial;
 
@@ -29,10 +30,11 @@ use zbelastic_trainer::elastic::{
     StageFactory, layer_digest, layer_fingerprint,
 };
 use zbelastic_trainer::model::{
-    AttentionBias, Family, FrozenTensors, LlamaFeatures, MicrobatchShape, ModelConfig, RopeScaling,
-    TensorSpec, model_layers, model_size,
+    MicrobatchShape, ModelConfig, TensorSpec, model_layers, model_size,
 };
-use zbelastic_trainer::optimizer::{LrDecay, OptimizerConfig, OptimizerKind, WeightDecayScope};
+use zbelastic_trainer::optimizer::{
+    DecayRates, LrDecay, OptimizerConfig, OptimizerKind, WeightDecayScope,
+};
 use zbelastic_trainer::outer::{OuterRequest, OuterWeights};
 use zbelastic_trainer::plan::{
     BatchShape, LaneCount, Plan, PlanRequest, ReplicaCount, SliceBalance,
@@ -45,50 +47,9 @@ use zbelastic_trainer::stage::{
 use zbelastic_types::{Generation, LayerId, StageIndex, Step};
 
 #[allow(unused_imports)]
+pub use models::{decay_rate, decay_rates, featured_model, tiny_model};
+#[allow(unused_imports)]
 pub use plans::{every_plain_plan, every_plan, plan_of_chunks};
-
-/// A model small enough to train hundreds of times in a test.
-pub fn tiny_model(family: Family) -> ModelConfig {
-    let (kv_heads, mlp_width) = match family {
-        Family::Gpt2 => (4, 32),
-        Family::Llama => (2, 20),
-    };
-    ModelConfig {
-        family,
-        blocks: 4,
-        width: 16,
-        heads: 4,
-        kv_heads,
-        head_width: 4,
-        mlp_width,
-        features: LlamaFeatures::NONE,
-        vocabulary: 128,
-        sliding_window: None,
-        positions: 8,
-        norm_epsilon: 1e-5,
-        rope_theta: 10_000.0,
-        tied: false,
-        frozen: FrozenTensors::NONE,
-        without_moments: FrozenTensors::NONE,
-        lora: None,
-    }
-}
-
-/// The Llama of these tests with every feature that a later one has.
-pub fn featured_model() -> ModelConfig {
-    let features = LlamaFeatures {
-        attention_bias: AttentionBias::All,
-        mlp_bias: true,
-        qk_norm: true,
-        rope_scaling: Some(RopeScaling::Llama3 {
-            factor: 8.0,
-            low_freq_factor: 1.0,
-            high_freq_factor: 4.0,
-            original_positions: 8,
-        }),
-    };
-    ModelConfig { head_width: 6, features, ..tiny_model(Family::Llama) }
-}
 
 /// Twelve microbatches: every schedule exists for one to four stages.
 pub const BATCH: BatchShape = BatchShape {
@@ -116,6 +77,7 @@ pub fn optimizer() -> OptimizerConfig {
         epsilon: 1e-8,
         weight_decay: 0.1,
         decay_on: WeightDecayScope::Matrices,
+        decay_rates: DecayRates::NONE,
     }
 }
 

@@ -33,8 +33,8 @@ use std::sync::Arc;
 use adapters::adapted;
 use common::documents::Documents;
 use common::{
-    StageCluster, corpus, featured_model, offloaded, plan, plan_of_chunks, policy, setup,
-    tiny_model,
+    StageCluster, corpus, decay_rates, featured_model, offloaded, plan, plan_of_chunks, policy,
+    setup, tiny_model,
 };
 use device::{EmulatedDevice, devices};
 use zbelastic_consensus::validation::NonfinitePolicy;
@@ -257,6 +257,10 @@ fn candidates_in_forms_are_dropped_without_a_trace() {
     ] {
         let Some([one, other]) = two(precision) else { return };
         let mut setup = setup(model.clone(), alone(&model), STEPS);
+        if model.family == Family::Llama && model.lora.is_none() {
+            // Parts of what is packed as one decay by rates of their own.
+            setup.optimizer.decay_rates = decay_rates(&model);
+        }
         let mut run = SerialReference::new(&setup, one, corpus()).expect("memory");
         setup.clip_norm = Some(0.9 * run.step(Step(0), false).norm);
         let mut serial = SerialReference::new(&setup, other, corpus()).expect("memory");

@@ -15,7 +15,8 @@ use zbelastic_trainer::stage::StageSetup;
 use zbelastic_types::{StageIndex, Step};
 
 use super::common::{
-    PipelineOutcome, StageCluster, corpus, featured_model, plan, policy, setup, tiny_model,
+    PipelineOutcome, StageCluster, corpus, decay_rates, featured_model, plan, policy, setup,
+    tiny_model,
 };
 use super::{DeviceProvider, EmulatedDevices, alone, two};
 
@@ -86,7 +87,8 @@ fn muon_trains_to_the_bits_of_one_device() {
     check(&tiny_model(Family::Llama), Precision::Bf16, 2e-2);
 }
 
-/// Verdicts that drop candidates, clip them and leave a step out; queries or a whole matrix frozen.
+/// Verdicts that drop candidates, clip them and leave a step out; queries or a whole matrix frozen, and
+/// matrices that decay by rates of their own.
 #[test]
 fn candidates_of_muon_are_dropped_without_a_trace() {
     let frozen = |family, patterns: &[&str]| {
@@ -103,6 +105,9 @@ fn candidates_of_muon_are_dropped_without_a_trace() {
     ] {
         let Some([one, other]) = two(precision) else { return };
         let mut setup = muon_setup(&model, alone(&model));
+        if model.family == Family::Llama {
+            setup.optimizer.decay_rates = decay_rates(&model);
+        }
         let mut run = SerialReference::new(&setup, one, corpus()).expect("memory");
         setup.clip_norm = Some(0.9 * run.step(Step(0), false).norm);
         let (expected, _) = serial(&setup, Some(1), other);

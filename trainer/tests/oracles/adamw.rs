@@ -11,7 +11,9 @@ use zbelastic_consensus::validation::{
 use zbelastic_kernels::{
     BufferView, BufferViewMut, CpuBackend, CpuBuffer, DeviceMemory, Optimizer,
 };
-use zbelastic_trainer::optimizer::{LrDecay, OptimizerConfig, OptimizerKind, WeightDecayScope};
+use zbelastic_trainer::optimizer::{
+    DecayRates, LrDecay, OptimizerConfig, OptimizerKind, WeightDecayScope,
+};
 use zbelastic_types::{Generation, StageIndex, Step, TensorIndex};
 
 fn list(value: &Value) -> &[Value] {
@@ -33,7 +35,7 @@ fn number(value: &Value) -> f64 {
 /// One tensor on the device.
 struct DeviceTensor {
     index: TensorIndex,
-    is_decayed: bool,
+    decay: f64,
     w: CpuBuffer,
     candidate: CpuBuffer,
     m: CpuBuffer,
@@ -64,14 +66,14 @@ impl AdamwBench {
     }
 
     fn compute_candidate(&self, tensor: &mut DeviceTensor, lr: f64, update: u64, clip: f32) {
-        let numbers = self.optimizer.numbers(lr, update, clip, tensor.is_decayed);
+        let numbers = self.optimizer.numbers(lr, update, clip, tensor.decay);
         let DeviceTensor { w, candidate, m, v, g, .. } = tensor;
         let range = (0..self.backend.len(w)).into();
         self.backend.adamw_candidate(&range, w, m, v, g, numbers, candidate, &mut []);
     }
 
     fn commit(&self, tensor: &mut DeviceTensor, lr: f64, update: u64, clip: f32) {
-        let numbers = self.optimizer.numbers(lr, update, clip, tensor.is_decayed);
+        let numbers = self.optimizer.numbers(lr, update, clip, tensor.decay);
         let DeviceTensor { w, candidate, m, v, g, .. } = tensor;
         self.backend.adamw_commit(&(0..self.backend.len(g)).into(), g, numbers, m, v);
         std::mem::swap(w, candidate);
@@ -90,8 +92,8 @@ fn stages(file: &Value, bench: &AdamwBench, ledger: &Ledger) -> Vec<TensorStage>
             let w = floats(weights);
             let zeros = vec![0.0; w.len()];
             let [candidate, m, v, g] = [(); 4].map(|()| bench.buffer(&zeros));
-            let is_decayed = decayed == 1;
-            DeviceTensor { index, is_decayed, w: bench.buffer(&w), candidate, m, v, g }
+            let decay = if decayed == 1 { bench.optimizer.weight_decay } else { 0.0 };
+            DeviceTensor { index, decay, w: bench.buffer(&w), candidate, m, v, g }
         });
         let tensors = tensors.collect();
         TensorStage { half: StageHalf::new(ledger.open_turn(), 0, Some(max_norm)), tensors }
@@ -115,6 +117,7 @@ pub fn vectors_are_met_bit_for_bit(path: &Path) {
         epsilon: number(&hyper["eps"]),
         weight_decay: number(&hyper["weight_decay"]),
         decay_on: WeightDecayScope::All,
+        decay_rates: DecayRates::NONE,
     };
     let max_norm = number(&hyper["max_norm"]);
     let policy = GuardPolicy {

@@ -13,7 +13,9 @@ use zbelastic_trainer::hf::{
     NamedTensor, ShardIndex, WeightFile, config_json, import_files, parse_config, to_named,
 };
 use zbelastic_trainer::model::{LayerState, MicrobatchShape, ModelConfig};
-use zbelastic_trainer::optimizer::{LrDecay, OptimizerConfig, OptimizerKind, WeightDecayScope};
+use zbelastic_trainer::optimizer::{
+    DecayRates, LrDecay, OptimizerConfig, OptimizerKind, WeightDecayScope,
+};
 use zbelastic_trainer::plan::{
     BatchShape, LaneCount, Plan, PlanRequest, ReplicaCount, SliceBalance,
 };
@@ -144,6 +146,7 @@ fn setup(model: &ModelConfig, weights: Vec<Vec<f32>>, shape: &[usize]) -> StageS
             epsilon: 1e-8,
             weight_decay: 0.1,
             decay_on: WeightDecayScope::All,
+            decay_rates: DecayRates::NONE,
         },
         z_loss: 0.0,
         clip_norm: Some(1.0),
