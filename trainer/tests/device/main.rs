@@ -52,14 +52,22 @@ use zbelastic_trainer::model::{
 };
 use zbelastic_trainer::plan::Plan;
 use zbelastic_trainer::reference::SerialReference;
-use zbelastic_trainer::stage::{EngineProgress, Output, StageEngine};
+use zbelastic_trainer::stage::{EngineProgress, Output, StageEngine, StageSetup};
 use zbelastic_types::{StageIndex, Step};
 
 const STEPS: u64 = 3;
+/// Far more than anyone trains with, so that it shows in the second step's loss.
+const Z_LOSS: f64 = 0.05;
+
+/// The setup of a run; a model with a tied head is trained with z-loss.
+fn run_setup(model: &ModelConfig, plan: Plan) -> StageSetup {
+    let z_loss = if model.tied { Z_LOSS } else { 0.0 };
+    StageSetup { z_loss, ..setup(model.clone(), plan, STEPS) }
+}
 
 /// The digest of a serial run over the same slices, and its losses.
 fn serial<B: Backend>(model: &ModelConfig, plan: Plan, backend: B) -> (StateDigest, Vec<f64>) {
-    let setup = setup(model.clone(), plan, STEPS);
+    let setup = run_setup(model, plan);
     let mut run = SerialReference::new(&setup, backend, corpus()).expect("memory");
     let losses = (0..STEPS).map(|step| run.step(Step(step), false).loss).collect();
     (run.digest(), losses)
@@ -120,7 +128,7 @@ fn piped<P: DeviceProvider>(
     plan: Plan,
     (precision, seed): (Precision, u64),
 ) -> StateDigest {
-    let setup = setup(model.clone(), plan, STEPS);
+    let setup = run_setup(model, plan);
     let policy = policy(setup.clip_norm, NonfinitePolicy::Skip);
     let backend = |stage: StageIndex| {
         let [one, other] = P::two(precision).expect("they were there before");
@@ -131,9 +139,10 @@ fn piped<P: DeviceProvider>(
     if seed % 2 == 1 { cluster.apart().run().digest } else { cluster.run().digest }
 }
 
-/// Both families, and all features of the second.
+/// Both families: a head of its own, one that is tied to the embedding, and all features of the second.
 fn models() -> [ModelConfig; 3] {
-    [tiny_model(Family::Gpt2), tiny_model(Family::Llama), featured_model()]
+    let tied = ModelConfig { tied: true, ..tiny_model(Family::Llama) };
+    [tiny_model(Family::Gpt2), tied, featured_model()]
 }
 
 fn check<P: DeviceProvider>(model: &ModelConfig, precision: Precision, tolerance: f64) {
