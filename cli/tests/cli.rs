@@ -125,7 +125,7 @@ fn zb_h2<'a>(verb: &'a str, more: &[&'a str]) -> Vec<&'a str> {
 #[test]
 fn a_schedule_is_drawn() {
     let drawing = printed(&zb_h2("render", &[]));
-    assert!(drawing.starts_with("zb-h2, 4 stages, 8 microbatches: longest span 24, makespan 27"));
+    assert!(drawing.starts_with("zb-h2, 4 stages, 8 microbatches: longest stage 24, makespan 27"));
     assert_eq!(drawing, printed(&zb_h2("render", &["--ascii"])));
     assert!(printed(&zb_h2("render", &["--svg", "-"])).starts_with("<svg "));
     let folder = tempfile::tempdir().expect("a folder");
@@ -152,7 +152,7 @@ fn a_schedule_is_timed() {
     assert_eq!(report.get("program"), None);
     assert!(report["bubble_span"].as_f64() < report["bubble_sync"].as_f64());
     let table = printed(&zb_h2("simulate", &["--f", "10", "--b", "11", "--w", "8"]));
-    assert!(table.contains("longest span 247, makespan "), "{table}");
+    assert!(table.contains("longest stage 247, makespan "), "{table}");
 }
 
 /// A step is 24 of work and half a unit of STEP; the last of four stages begins it 3 late.

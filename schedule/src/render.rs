@@ -106,7 +106,7 @@ fn headline<O: TimelineOp>(timeline: &Timeline<O>, unit: TimeUnit) -> String {
         TimelineExtent::Segment { .. } => ", the whole of it",
     };
     format!(
-        "{}{of_steps}: longest span {}, makespan {}, bubble_span {:.2} %, bubble_sync {:.2} %",
+        "{}{of_steps}: longest stage {}, makespan {}, bubble rate {:.2} %, synchronized {:.2} %",
         title(timeline),
         unit.text(timeline.cost(step)),
         unit.text(timeline.makespan(step)),

@@ -154,7 +154,7 @@ impl ScheduleReport {
         writeln!(out, "{kind}, {p} stages{replicas}, {m} microbatches{window}")?;
         writeln!(
             out,
-            "longest span {}, makespan {}, bubble_span {:.2} %, bubble_sync {:.2} %{period}",
+            "longest stage {}, makespan {}, bubble rate {:.2} %, synchronized {:.2} %{period}",
             short(self.cost),
             short(self.makespan),
             100.0 * self.bubble_span,

@@ -121,7 +121,7 @@ impl AsyncScheduleReport {
         writeln!(out, "{kind}, {p} stages, {m} microbatches in each of {steps} steps{pipelines}")?;
         writeln!(
             out,
-            "whole run: longest span {}, makespan {}, bubble_span {:.2} %, bubble_sync {:.2} %",
+            "whole run: longest stage {}, makespan {}, bubble rate {:.2} %, synchronized {:.2} %",
             short(self.cost),
             short(self.makespan),
             100.0 * self.bubble_span,

@@ -124,7 +124,7 @@ fn a_run_is_timed_as_a_whole_and_while_it_is_full() {
         lines,
         [
             "pipedream-2bw, 4 stages, 8 microbatches in each of 6 steps",
-            "whole run: longest span 155.5, makespan 155.5, bubble_span 7.40 %, bubble_sync 7.40 %",
+            "whole run: longest stage 155.5, makespan 155.5, bubble rate 7.40 %, synchronized 7.40 %",
             "full pipeline, from the end of step 1 to that of step 5: a step every 24.5, bubble 2.04 %",
         ]
     );
