@@ -143,7 +143,7 @@ pub fn status() -> StatusReport {
         bubble_planned: Some(0.018),
         bubble_measured: Some(0.021),
         from_step: 1200,
-        reason: "node 4 (14) lost: connection closed".to_owned(),
+        reason: "node gpu-c (4) lost: connection closed".to_owned(),
         waits_for: None,
     };
     let failure = FailureStatus {

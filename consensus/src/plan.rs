@@ -236,6 +236,13 @@ impl PlanReason {
             | Self::Uneven => false,
         }
     }
+
+    /// The reason, in which a lost member has its name, as the event of its loss has it.
+    #[must_use]
+    pub fn with_names(&self, name: impl Fn(NodeId) -> String) -> String {
+        let Self::Lost { holder, reason } = self else { return self.to_string() };
+        format!("node {} ({}) lost: {reason}", name(holder.node), holder.node)
+    }
 }
 
 impl fmt::Display for PlanReason {

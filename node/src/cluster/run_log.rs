@@ -356,7 +356,7 @@ impl RunLog {
             rerouted,
             schedule: plan.program.kind.name().to_owned(),
             window: window_number(plan.window()),
-            reason: plan.reason.to_string(),
+            reason: plan.reason.with_names(|node| name_of(state, node)),
         }]
     }
 

@@ -329,7 +329,7 @@ mod tests {
 cluster     wiki: ctl-1 (1) leads term 4, 2 of 3 controllers heard, not heard: node 7
 run         tiny: running, step 1280/10000  loss 3.2145  norm 0.812  lr 5.9e-4  412 ms  127k tok/s  eta 1h02
 digest      0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c after step 1200
-plan        g7: gpu-a (2) > gpu-b (3), zb-h1, window 1, bubble 2.1% (plan 1.8%), after step 1200: node 4 (14) lost: connection closed
+plan        g7: gpu-a (2) > gpu-b (3), zb-h1, window 1, bubble 2.1% (plan 1.8%), after step 1200: node gpu-c (4) lost: connection closed
 promise     kept: losing any one node loses no sealed step
 verdicts    waited for 1.20 ms, at most 14.0 ms, in 64 steps
 pace        attention 1.24 ms  head 8.80 ms  slowest link 0.180 ms and 0.420 ms occupied  verdict 0.950 ms

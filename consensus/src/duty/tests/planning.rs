@@ -94,6 +94,9 @@ fn a_loss_is_planned_at_once_from_the_open_step() {
     let reason = PlanReason::Lost { holder, reason: LossReason::Closed };
     assert_eq!(harness.need(), Some(PlanNeed::Now(reason.clone())));
     let plan = harness.replan_now();
+    let text = plan.reason.with_names(|node| format!("gpu-{node}"));
+    assert_eq!(text, "node gpu-2 (2) lost: connection closed");
+    assert_eq!(PlanReason::First.with_names(|_| String::new()), "first plan");
     assert_eq!((plan.reason, plan.from_step), (reason, Step(5)));
     let nodes = [NodeId(1), NodeId(3)];
     assert!(plan.sources.iter().all(|source| *source == LayerSource::Nodes(nodes.to_vec())));

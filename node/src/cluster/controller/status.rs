@@ -380,7 +380,7 @@ impl StatusView<'_> {
             bubble_planned: self.run_log.timings().bubble_planned(),
             bubble_measured: self.run_log.bubble(),
             from_step: record.from_step.0,
-            reason: record.reason.to_string(),
+            reason: record.reason.with_names(|node| name_of(self.state(), node)),
             waits_for,
         })
     }
