@@ -5,6 +5,7 @@
 //! known is left out rather than zero. Labels are bounded by the members and the counters that a
 //! status has.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 
 use prometheus_client::encoding::text::encode;
@@ -51,6 +52,8 @@ pub const METRIC_NAMES: &[&str] = &[
     "zbelastic_checkpoint_copies",
     "zbelastic_checkpoint_bytes",
     "zbelastic_activity_total",
+    "zbelastic_refused_total",
+    "zbelastic_uptime_seconds",
     "zbelastic_spans_dropped_total",
 ];
 
@@ -197,11 +200,30 @@ fn add_group(registry: &mut MetricRegistry, status: &StatusReport) {
         let help = "Longest wait for a verdict of the last steps";
         registry.gauge_in("verdict_wait_max", help, Some(Unit::Seconds), max);
     }
-    let family = Family::<Labels, Counter>::default();
-    for (name, count) in &status.counters {
-        family.get_or_create(&vec![("name", name.clone())]).inc_by(*count);
+    add_counters(registry, &status.counters);
+}
+
+/// The uptime of a status's counters, which is a time and no count.
+const UPTIME: &str = "uptime_s";
+/// The counters of inputs that were refused, each behind this by its reason.
+const REFUSED: &str = "refused_";
+
+fn add_counters(registry: &mut MetricRegistry, counters: &BTreeMap<String, u64>) {
+    let activity = Family::<Labels, Counter>::default();
+    let refused = Family::<Labels, Counter>::default();
+    for (name, count) in counters.iter().filter(|(name, _)| *name != UPTIME) {
+        let (family, label) = match name.strip_prefix(REFUSED) {
+            Some(reason) => (&refused, ("reason", reason.replace('-', "_"))),
+            None => (&activity, ("name", name.clone())),
+        };
+        family.get_or_create(&vec![label]).inc_by(*count);
     }
-    registry.0.register("activity", "Counts since the answering controller started", family);
+    registry.0.register("activity", "Counts since the answering controller started", activity);
+    let help = "Inputs that the answering controller refused since it started";
+    registry.0.register("refused", help, refused);
+    let uptime = counters.get(UPTIME).map(|uptime| *uptime as f64);
+    let help = "Time since the answering controller started";
+    registry.gauge_in("uptime", help, Some(Unit::Seconds), uptime);
 }
 
 fn add_checkpoint(registry: &mut MetricRegistry, status: &StatusReport) {
@@ -233,6 +255,13 @@ mod tests {
         metrics_text(&dashboard)
     }
 
+    fn status() -> Observation {
+        let mut status = sample::status();
+        let counters = [("uptime_s", 3600), ("refused_other-cluster", 2)];
+        status.counters.extend(counters.map(|(name, count)| (name.to_owned(), count)));
+        Observation::Status(Box::new(status))
+    }
+
     /// The names of the samples of a scrape.
     fn names(text: &str) -> Vec<&str> {
         let lines = text.lines().filter(|line| !line.starts_with('#'));
@@ -241,7 +270,7 @@ mod tests {
 
     #[test]
     fn samples_have_the_values_of_the_status() {
-        let text = scraped(Some(Observation::Status(Box::new(sample::status()))));
+        let text = scraped(Some(status()));
         let check = |line: &str| assert!(text.lines().any(|found| found == line), "{line}\n{text}");
         check("zbelastic_up 1.0");
         check("zbelastic_run_step 1280.0");
@@ -260,6 +289,10 @@ mod tests {
         check("zbelastic_checkpoint_age_seconds 187.0");
         check("zbelastic_activity_total{name=\"frames_refused\"} 3");
         check("# TYPE zbelastic_activity counter");
+        check("zbelastic_refused_total{reason=\"other_cluster\"} 2");
+        check("# TYPE zbelastic_uptime_seconds gauge");
+        check("zbelastic_uptime_seconds 3600.0");
+        assert!(!text.contains("uptime_s\"") && !text.contains("refused_other"), "{text}");
         check("# UNIT zbelastic_step_seconds seconds");
         assert!(text.ends_with("# EOF\n"), "{text}");
     }
@@ -267,7 +300,7 @@ mod tests {
     #[test]
     fn every_sample_has_a_listed_name() {
         let dropped = Observation::SpansDropped { total: 7 };
-        let text = scraped([Observation::Status(Box::new(sample::status())), dropped]);
+        let text = scraped([status(), dropped]);
         assert!(text.contains("\nzbelastic_spans_dropped_total 7\n"), "{text}");
         let found = names(&text);
         assert!(found.iter().all(|name| METRIC_NAMES.contains(name)), "{found:?}");

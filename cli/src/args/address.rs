@@ -61,6 +61,12 @@ pub enum AddressError {
         /// The text that was typed.
         found: String,
     },
+    /// A number alone, which is none of a port.
+    #[error("`{found}` is no port: expected a number from 0 to 65535, where 0 is any that is free")]
+    ListenPort {
+        /// The text that was typed.
+        found: String,
+    },
     /// The host is none.
     #[error("`{found}` is no host: expected a name, an IPv4 address, or an IPv6 address as [::1]")]
     Host {

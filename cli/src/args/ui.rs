@@ -32,6 +32,10 @@ pub fn parse_listen(text: &str) -> Result<SocketAddr, AddressError> {
     if let Ok(port) = text.parse::<u16>() {
         return Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
     }
+    let is_number = !text.is_empty() && text.bytes().all(|letter| letter.is_ascii_digit());
+    if is_number {
+        return Err(AddressError::ListenPort { found: text.to_owned() });
+    }
     let is_end = |rest: &&str| rest.is_empty() || rest.starts_with(':');
     match text.strip_prefix("localhost").filter(is_end) {
         Some(rest) => bind_address(&format!("{}{rest}", Ipv4Addr::LOCALHOST), UI_PORT),
@@ -148,6 +152,11 @@ mod tests {
         check("127.0.0.1", UI_ADDRESS);
         check("localhost", UI_ADDRESS);
         check("localhost:0", "127.0.0.1:0");
+        let error = parse_listen("70000").expect_err("no port").to_string();
+        assert!(
+            error.starts_with("`70000` is no port: ") && error.contains("0 to 65535"),
+            "{error}"
+        );
         for wrong in ["70000", "localhost:70000", "localhosts:1", "example"] {
             assert!(parse_listen(wrong).is_err(), "{wrong}");
         }
