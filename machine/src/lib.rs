@@ -128,8 +128,15 @@ fn processor_time(clock: ClockId) -> Duration {
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
 }
 
-/// The kernels that this process computes with, whether with instructions for bfloat16, and the others
-/// that the processor could.
+/// The processor's name in what Linux says of it; processors of aarch64 have none there.
+fn processor_name(cpuinfo: &str) -> Option<&str> {
+    let named = cpuinfo.lines().find_map(|line| line.strip_prefix("model name"));
+    let name = named?.split_once(':')?.1.trim();
+    (!name.is_empty() && !name.chars().any(char::is_control)).then_some(name)
+}
+
+/// The processor, the kernels that this process computes with, whether with instructions for bfloat16, and
+/// the others that it could.
 ///
 /// # Panics
 /// If `ZBELASTIC_CPU` names kernels that it does not have, which a program checks at its start.
@@ -139,9 +146,13 @@ pub fn kernels_text() -> String {
     let others = InstructionSet::available().into_iter().filter(|set| *set != chosen);
     let others: Vec<_> = others.map(InstructionSet::name).collect();
     let halves = if chosen.has_bf16() { " with bfloat16" } else { "" };
+    let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let processor = processor_name(&cpuinfo).map_or_else(String::new, |name| format!("{name}, "));
     match others.as_slice() {
-        [] => format!("{chosen} kernels{halves}"),
-        others => format!("{chosen} kernels{halves} (also there: {})", others.join(", ")),
+        [] => format!("{processor}{chosen} kernels{halves}"),
+        others => {
+            format!("{processor}{chosen} kernels{halves} (also there: {})", others.join(", "))
+        }
     }
 }
 
@@ -247,8 +258,8 @@ pub fn kibibytes_of(text: &str, name: &str) -> Option<Bytes> {
 #[cfg(test)]
 mod tests {
     use super::{
-        Bytes, core_count, count_listed, kibibytes_of, machine_core_count, resident_memory,
-        resident_peak,
+        Bytes, core_count, count_listed, kibibytes_of, machine_core_count, processor_name,
+        resident_memory, resident_peak,
     };
 
     #[test]
@@ -268,6 +279,17 @@ mod tests {
         let now = resident_memory().expect("Linux reports it");
         let most = resident_peak().expect("Linux reports it");
         assert!(now > Bytes(0) && now <= most, "{now} of {most}");
+    }
+
+    #[test]
+    fn a_processor_has_a_name_where_linux_gives_it_one() {
+        let text = "processor\t: 0\nmodel\t\t: 1\nmodel name\t: AMD EPYC 9B45\n\nprocessor\t: 1\n";
+        assert_eq!(processor_name(text), Some("AMD EPYC 9B45"));
+        for without in
+            ["", "processor\t: 0\nBogoMIPS\t: 243.75\n", "model name\t: \n", "model name"]
+        {
+            assert_eq!(processor_name(without), None, "{without}");
+        }
     }
 
     #[test]

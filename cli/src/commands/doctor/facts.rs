@@ -34,7 +34,7 @@ pub struct MachineFacts {
 /// The kernels of processors and what they reach.
 #[derive(Clone, Debug)]
 pub struct KernelFacts {
-    /// The kernels in use and the others that the processor could use.
+    /// The processor, the kernels in use and the others that it could use.
     pub text: String,
     /// Whether multiply-adds are instructions on vectors.
     pub are_vectors: bool,
