@@ -260,6 +260,12 @@ impl Dashboard {
         &self.history
     }
 
+    /// Where the time of steps went under the plan, as it was reported last.
+    #[must_use]
+    pub const fn causes(&self) -> Option<&StepTimeBreakdown> {
+        self.causes.as_ref()
+    }
+
     /// Marks, oldest first.
     pub fn marks(&self) -> impl DoubleEndedIterator<Item = &PageMark> + ExactSizeIterator {
         self.marks.iter()

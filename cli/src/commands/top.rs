@@ -5,6 +5,7 @@
 //! instead.
 
 mod draw;
+mod figures;
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::Arc;
