@@ -119,6 +119,11 @@ pub enum WrongState {
         /// The name that is in use.
         name: String,
     },
+    /// As many runs that ended are kept as can be.
+    TooManyRuns {
+        /// How many that is.
+        max: u64,
+    },
     /// This run ended already, and its result is kept.
     Kept {
         /// The name of the run that ended.
@@ -305,15 +310,22 @@ impl WrongState {
             }
             Self::OtherRun { .. } => Some((
                 "a cluster trains one configuration at a time",
-                "`zbelastic stop --yes` ends it, and keeps what it has trained",
+                "`zbelastic stop --yes` ends it and keeps what it has trained; `zbelastic run CONFIG --from NAME` goes \
+                 on from there",
             )),
             Self::NameTaken { .. } => Some((
                 "what a run made is kept under its name until it is removed",
-                "another --name; or `zbelastic runs remove`",
+                "`zbelastic run CONFIG --from NAME` goes on from it; another --name begins anew; or `zbelastic runs \
+                 remove`",
+            )),
+            Self::TooManyRuns { .. } => Some((
+                "each of them is kept with its last checkpoint until it is removed",
+                "`zbelastic runs list`, then `zbelastic runs remove RUN --yes`",
             )),
             Self::Kept { .. } => Some((
                 "it was trained with the same configuration over the same text",
-                "`zbelastic export` writes its model; with another --name it is trained again",
+                "`zbelastic export` writes its model; `zbelastic run CONFIG --from NAME` goes on with more steps; with \
+                 another --name it is trained again",
             )),
             Self::RunLive { .. } => {
                 Some(("it has steps left", "`zbelastic stop --yes` ends it first"))
@@ -410,6 +422,9 @@ impl fmt::Display for WrongState {
             ),
             Self::NameTaken { name } => {
                 write!(f, "there is a run called {} already", escape(name))
+            }
+            Self::TooManyRuns { max } => {
+                write!(f, "{max} runs that ended are kept, which is the most")
             }
             Self::Kept { name } => {
                 write!(f, "run {} is this one and has ended; its checkpoint is kept", escape(name))

@@ -280,6 +280,9 @@ fn refusals() -> Vec<(ApiRefusal, FailureCode)> {
         state(WrongState::NoRun { was: RunAbsence::Never }),
         state(WrongState::NoRun { was: RunAbsence::Stopped }),
         state(WrongState::OtherRun { config: digest(1), step: 1, step_count: 2 }),
+        state(WrongState::NameTaken { name: what() }),
+        state(WrongState::TooManyRuns { max: 32 }),
+        state(WrongState::Kept { name: what() }),
         state(WrongState::Paused),
         state(WrongState::NotPaused),
         state(WrongState::Done),
@@ -318,6 +321,23 @@ fn every_refusal_has_its_exit_code_and_is_printed_without_control_characters() {
         assert!(!text.contains('\u{1b}'), "{text:?}");
         assert!(text.len() > "error: ".len() + 10, "{text}");
     }
+}
+
+/// Whoever submits a run again means mostly to go on with it.
+#[test]
+fn a_run_in_the_way_is_gone_on_from_and_too_many_are_removed() {
+    let text = |state| ApiRefusal::WrongState(state).failure().to_string();
+    let name = || "tiny".to_owned();
+    for state in [
+        WrongState::OtherRun { config: digest(1), step: 1, step_count: 2 },
+        WrongState::NameTaken { name: name() },
+        WrongState::Kept { name: name() },
+    ] {
+        let text = text(state);
+        assert!(text.contains("zbelastic run CONFIG --from NAME"), "{text}");
+    }
+    let text = text(WrongState::TooManyRuns { max: 32 });
+    assert!(text.contains("32 runs") && text.contains("zbelastic runs remove"), "{text}");
 }
 
 #[test]

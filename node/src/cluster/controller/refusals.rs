@@ -4,6 +4,7 @@ use zbelastic_consensus::access::AccessRefusal;
 use zbelastic_consensus::core::CoreRefusal;
 use zbelastic_consensus::job::JobRefusal;
 use zbelastic_consensus::member::MembershipStatus;
+use zbelastic_consensus::run::RUNS_MAX;
 use zbelastic_consensus::state::EntryRefusal;
 
 use super::status::StatusView;
@@ -110,9 +111,7 @@ impl StatusView<'_> {
             JobRefusal::Stopped => WrongState::NoRun { was: RunAbsence::Stopped },
             JobRefusal::Done => WrongState::Done,
             JobRefusal::NameTaken { name } => WrongState::NameTaken { name: name.clone() },
-            JobRefusal::TooManyRuns => {
-                return ApiRefusal::OutOfResource { what: refusal.to_string() };
-            }
+            JobRefusal::TooManyRuns => WrongState::TooManyRuns { max: RUNS_MAX as u64 },
             JobRefusal::NoRun { run } => {
                 return ApiRefusal::NotFound { thing: ResourceKind::Run, name: run.to_string() };
             }
