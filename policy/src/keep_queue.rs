@@ -2,7 +2,7 @@
 //! time, so that no more than some chunks are in memory for it, while the requesters receive
 //! progress reports.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use zbelastic_checkpoint::CheckpointId;
 use zbelastic_types::{Bytes, NodeId};
@@ -26,6 +26,8 @@ pub struct KeepQueue {
     waiting: VecDeque<(PieceRef, NodeId)>,
     /// At most [`UNDER_WAY_MAX`], in the order in which they were begun.
     under_way: Vec<PieceUnderWay>,
+    /// Requesters whose last piece was not kept: members of the cluster.
+    failing: BTreeSet<NodeId>,
     /// Bytes that had arrived of pieces that are not under way any more.
     arrived_before: u64,
     /// Bytes that had arrived at the last report.
@@ -139,11 +141,17 @@ impl KeepQueue {
         self.arrived_before + under_way.sum::<u64>()
     }
 
-    /// A piece is kept, or will not be.
-    pub fn note_done(&mut self, piece: PieceRef, node: NodeId) {
+    /// A piece is kept, or will not be. Returns whether it is the first of its requester that is not
+    /// kept since one was, which an operator is warned of.
+    pub fn note_done(&mut self, piece: PieceRef, node: NodeId, is_kept: bool) -> bool {
         for begun in self.under_way.extract_if(.., |begun| begun.is_of((piece, node))) {
             self.arrived_before += begun.arrived.total();
         }
+        if is_kept {
+            self.failing.remove(&node);
+            return false;
+        }
+        self.failing.insert(node)
     }
 
     /// A tick. Returns the reports that are due, if bytes of pieces arrived since the last ones.
@@ -192,17 +200,26 @@ mod tests {
         assert_eq!(begin(&mut queue), Some((piece(2), NodeId(7))));
         assert_eq!(queue.push(piece(1), NodeId(7)), Ok(()));
         assert_eq!(begin(&mut queue), None, "enough are under way");
-        queue.note_done(piece(3), NodeId(7));
+        queue.note_done(piece(3), NodeId(7), true);
         assert_eq!(begin(&mut queue), None, "that one is not");
-        queue.note_done(piece(2), NodeId(7));
+        queue.note_done(piece(2), NodeId(7), true);
         assert_eq!(begin(&mut queue), Some((piece(3), NodeId(7))));
-        queue.note_done(piece(1), NodeId(7));
+        queue.note_done(piece(1), NodeId(7), true);
         assert_eq!(begin(&mut queue), Some((piece(4), NodeId(7))));
-        queue.note_done(piece(3), NodeId(7));
+        queue.note_done(piece(3), NodeId(7), true);
         assert_eq!(begin(&mut queue), None);
         assert!(queue.is_busy());
-        queue.note_done(piece(4), NodeId(7));
+        queue.note_done(piece(4), NodeId(7), true);
         assert!(!queue.is_busy());
+    }
+
+    #[test]
+    fn an_operator_is_warned_of_the_first_piece_of_a_requester_that_is_not_kept() {
+        let mut queue = KeepQueue::default();
+        let noted =
+            [(7, false), (7, false), (8, false), (7, true), (7, true), (7, false), (8, false)];
+        let warned = noted.map(|(node, is_kept)| queue.note_done(piece(1), NodeId(node), is_kept));
+        assert_eq!(warned, [true, false, true, false, false, true, false]);
     }
 
     #[test]
@@ -229,7 +246,7 @@ mod tests {
         second.arrived.add(1);
         assert_eq!(queue.handle_tick(), [report(1, 7, 7), report(2, 8, 14), report(3, 8, 24)]);
         // It was not received whole: what is left of the others becomes less all the same.
-        queue.note_done(piece(1), NodeId(7));
+        queue.note_done(piece(1), NodeId(7), true);
         let third = queue.poll().expect("it waits");
         assert_eq!(queue.arrived(), 6);
         assert!(quiet(&mut queue, 2 * REPORT_TICKS), "nothing moves");

@@ -126,7 +126,7 @@ impl MemberKeeping {
             if is_kept { MemberMessage::Kept(piece) } else { MemberMessage::NotKept(piece) };
         env.send(node, from, answer);
         let member = env.cluster.members.get_mut(&node).expect("a member");
-        member.process.keeping.note_done(piece, from);
+        member.process.keeping.note_done(piece, from, is_kept);
         self.keep_next(env, node);
     }
 

@@ -245,11 +245,10 @@ impl ControllerNode {
         match report {
             RecordWriteReport::Durable(token) => self.ports.core.on_persisted(token),
             RecordWriteReport::Failed(error) => {
-                let message = format!("the log cannot be written: {error}");
                 self.exit = Some(if error.is_full() {
-                    ProcessExit::OutOfResource(message)
+                    ProcessExit::LogFull
                 } else {
-                    ProcessExit::Lost(message)
+                    ProcessExit::Lost(format!("the log cannot be written: {error}"))
                 });
             }
         }

@@ -89,15 +89,16 @@ impl PieceKeeper {
         (outbox, journal): (&mut Outbox, &mut Journal),
     ) {
         let PieceFetchResult { piece, requested_by, outcome } = result;
+        let is_first = self.queue.note_done(piece, requested_by, outcome.is_ok());
         let answer = match outcome {
             Ok(_) => NodeMessage::Kept(piece),
             Err(error) => {
-                journal.warn(format!("nothing is kept for node {requested_by}: {error}"));
+                let note = if is_first { Journal::warn } else { Journal::log };
+                note(journal, format!("nothing is kept for node {requested_by}: {error}"));
                 NodeMessage::NotKept(piece)
             }
         };
         outbox.send(requested_by, answer);
-        self.queue.note_done(piece, requested_by);
     }
 
     /// Reports to the owners of pieces that wait here that these make progress, if they do and not

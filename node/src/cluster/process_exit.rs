@@ -47,6 +47,8 @@ pub enum ProcessExit {
     },
     /// The cluster does not admit this node any more.
     Removed,
+    /// The disk of this controller's log is full.
+    LogFull,
     /// Disk, memory or device cannot be had.
     OutOfResource(String),
     /// A part of the process ended or failed.
@@ -140,6 +142,15 @@ impl ProcessExit {
                     .hint("join with a new token and an empty folder"),
                 ),
             ),
+            Self::LogFull => (
+                FailureCode::OutOfResource,
+                "the log cannot be written: its disk, or this user's share of it, is full"
+                    .to_owned(),
+                Some(
+                    FailureDetail::new("what was agreed is whole in --data-dir")
+                        .hint("free space there, then start it again with the same command"),
+                ),
+            ),
             Self::OutOfResource(message) => (FailureCode::OutOfResource, message, None),
             Self::Lost(message) => (FailureCode::Internal, message, None),
             Self::Newer(message) => (
@@ -154,5 +165,18 @@ impl ProcessExit {
         let mut failure = CommandFailure::new(code, message);
         failure.details.extend(detail);
         Some(failure)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_controller_without_space_for_its_log_says_what_to_do() {
+        let failure = ProcessExit::LogFull.failure().expect("it failed");
+        assert_eq!(failure.code, FailureCode::OutOfResource);
+        let text = failure.to_string();
+        assert!(text.contains("try: free space there, then start it again"), "{text}");
     }
 }
