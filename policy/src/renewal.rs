@@ -12,9 +12,9 @@ pub const RENEWAL_TICKS: u32 = 6_000;
 /// The same while another authority issues than the one that made the certificate: three seconds.
 pub const RETRY_TICKS: u32 = 300;
 
-/// Ticks between two checks of the administrator's certificate, which is renewed days before it ends:
-/// an hour.
-const ADMIN_CHECK_TICKS: u32 = 360_000;
+/// Ticks between two checks of the administrator's certificate: a minute. A check reads the clock of
+/// the machine, which jumps by days where it was suspended.
+const ADMIN_CHECK_TICKS: u32 = 6_000;
 /// The same after a renewal that failed: ten seconds. A command of the administrator may have written
 /// its folder at the same time.
 const ADMIN_RETRY_TICKS: u32 = 1_000;
@@ -220,7 +220,7 @@ mod tests {
     fn renewals_of_the_administrator_come_one_after_the_other_and_again_after_a_fault() {
         let mut renewal = AdminRenewal::default();
         assert!((1..ADMIN_CHECK_TICKS).all(|_| !renewal.handle_tick()));
-        assert!(renewal.handle_tick(), "an hour is over");
+        assert!(renewal.handle_tick(), "a minute is over");
         assert!(!renewal.handle_tick(), "one is under way");
         assert!(!renewal.end(false));
         assert_eq!(renewal, AdminRenewal::default());
