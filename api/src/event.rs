@@ -370,7 +370,7 @@ impl fmt::Display for EventKind {
                 "the log is written in format {format} from here on: programs that do not read it are \
                  refused"
             ),
-            Self::TokenCreated { id, role } => write!(f, "token {id} for a {role} created"),
+            Self::TokenCreated { id, role } => write!(f, "token {id} for the role {role} created"),
             Self::TokenRevoked { id } => write!(f, "token {id} revoked"),
             Self::Violation { node, what, count: 1 } => {
                 write!(f, "connection to node {node} closed: {what}")

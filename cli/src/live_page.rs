@@ -124,7 +124,7 @@ fn token_check(addresses: Vec<String>) -> TokenCheck {
         let token = JoinToken::parse(text).map_err(|error| not_a_token(error.to_string()))?;
         let role = token.role();
         if !matches!(role, PeerRole::Viewer | PeerRole::Operator) {
-            return Err(not_a_token(format!("it admits a {role}")));
+            return Err(not_a_token(format!("it admits the role {role}")));
         }
         let name: NodeName = CHECK_NAME.parse().expect("it is a name");
         let cluster = name_resolver::resolve(&addresses);

@@ -76,7 +76,7 @@ pub enum LossReason {
         /// Ticks since its last progress.
         ticks: u32,
     },
-    /// It came back in a new life.
+    /// Its process was started again, and the incarnation before is lost.
     Superseded,
     /// It went after it announced that it would.
     Drained,

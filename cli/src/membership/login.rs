@@ -81,7 +81,7 @@ fn role_of(token: &JoinToken) -> Result<PeerRole, CommandFailure> {
     match token.role() {
         role @ (PeerRole::Operator | PeerRole::Viewer) => Ok(role),
         role @ (PeerRole::Admin | PeerRole::Controller | PeerRole::Worker) => {
-            let detail = FailureDetail::new(format!("the token admits a {role}"));
+            let detail = FailureDetail::new(format!("the token admits the role {role}"));
             let hint = "`zbelastic join` for a node; `zbelastic token create --role operator` for a person";
             let mut failure = CommandFailure::new(FailureCode::NotAuthorised, "no person's token");
             failure.details = vec![detail.hint(hint)];

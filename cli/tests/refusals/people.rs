@@ -75,7 +75,7 @@ fn the_folder_of_a_member_reads_and_commands_nothing() {
             [&["node", "drain", "w"][..], &["pause"], &["token", "list"], &["logs", "w"]];
         for command in commands {
             let stderr = refused(&folder, command, 4);
-            assert!(stderr.contains("not authorised: a certificate of a "), "{stderr}");
+            assert!(stderr.contains("not authorised: a certificate of the role "), "{stderr}");
         }
     }
     let member = site.member("second").expect("a member");
@@ -99,7 +99,10 @@ fn people_and_nodes_are_let_in_with_tokens_of_their_own() {
     let login = |token| ["login", "--cluster", &site.address, "--token", token];
     let folder = site.path("nobody");
     let stderr = refused(&folder, &login(&for_node), 4);
-    assert!(stderr.contains("admits a worker") && stderr.contains("zbelastic join"), "{stderr}");
+    assert!(
+        stderr.contains("admits the role worker") && stderr.contains("zbelastic join"),
+        "{stderr}"
+    );
     let for_person = site.token(&["--role", "operator"]);
     let stderr = site.join_refused(&site.join(&for_person, "w"), 4);
     assert!(stderr.contains("E2006") && stderr.contains("zbelastic login"), "{stderr}");

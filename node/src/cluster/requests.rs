@@ -104,7 +104,8 @@ pub fn authorize(
     if is_allowed(from.role, request) {
         return Ok(());
     }
-    let what = format!("a certificate of a {} may not request {}", from.role, request.name());
+    let what =
+        format!("a certificate of the role {} may not request {}", from.role, request.name());
     journal.log(format!("refused node {}: {what}", from.node));
     Err(ApiRefusal::NotAuthorised { what })
 }
