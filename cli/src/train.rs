@@ -224,6 +224,7 @@ fn train_into(
         processes::train(prepared, &submission, location, observers, &mut |event| match event {
             ClusterRunEvent::Progress(event) => reporter.observe(&event),
             ClusterRunEvent::Rollback(rollback) => reporter.observe_rollback(rollback),
+            ClusterRunEvent::Branch(branch) => reporter.observe_branch(branch),
             ClusterRunEvent::Event(event) => reporter.observe_event(event),
             ClusterRunEvent::Activity(what) => reporter.observe_activity(&what),
         })

@@ -164,6 +164,7 @@ pub fn train_on<O: StageBackendFactory>(
         held_out,
         elapsed: conducted.elapsed,
         steps_before: 0,
+        from: None,
         trace: None,
         order: conducted.order.filter(|_| is_whole).map(|order| order.to_string()),
         notes: failure.into_iter().map(|failure| failure.what).collect(),

@@ -5,6 +5,7 @@ use std::ops::ControlFlow;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError};
 use std::time::{Duration, Instant};
 
+use zbelastic_consensus::job::RunOrigin;
 use zbelastic_consensus::validation::{LeaderHalf, Ledger, Proposal, Seal, Verdict};
 use zbelastic_islands::ExchangeStartError;
 use zbelastic_kernels::DeviceFault;
@@ -49,6 +50,8 @@ pub struct RunOutcome {
     pub elapsed: Duration,
     /// Steps that an earlier command had sealed, in another time.
     pub steps_before: u64,
+    /// The checkpoint of another run that it began with, if it did.
+    pub from: Option<RunOrigin>,
     /// The slices of the last steps, as the text of a trace file.
     pub trace: Option<String>,
     /// The order that was found, as the text of a program, where one was to be found.
@@ -239,6 +242,7 @@ impl<'a> Coordinator<'a> {
             held_out: self.held_out.filter(|last| last.steps_done == self.steps_done),
             elapsed: self.sealed - self.began,
             steps_before: 0,
+            from: None,
             trace: Some(trace(&self.timing, self.mailboxes.len() as u32, None)),
             order: None,
             notes: Vec::new(),

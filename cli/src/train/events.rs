@@ -21,6 +21,9 @@ pub enum RunEvent {
     Rollback(RollbackEvent),
     /// Held-out text was read.
     Eval(EvalEvent),
+    /// The run goes on from the checkpoint of the run that was in its folder: the steps behind it follow
+    /// again.
+    Branch(BranchEvent),
     /// The run is over: the last line.
     Done(DoneEvent),
 }
@@ -79,6 +82,28 @@ pub struct EvalEvent {
     pub step: u64,
     /// The mean cross-entropy, in nats a token.
     pub held_out_loss: Option<f64>,
+}
+
+/// Where a run goes on from another one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BranchEvent {
+    /// The steps of that checkpoint; 0 if the other run had none.
+    pub step: u64,
+    /// BLAKE3 of the training state there, in hexadecimal.
+    pub digest: Option<String>,
+    /// The file with the configuration of the other run.
+    pub config: String,
+}
+
+impl BranchEvent {
+    /// The event for a person.
+    pub fn text(&self) -> String {
+        let from = match self.step {
+            0 => "begins at step 0: the run before has no checkpoint".to_owned(),
+            step => format!("goes on behind step {step} of the run before"),
+        };
+        format!("{from}; its configuration is {}", self.config)
+    }
 }
 
 /// The end of a run.
@@ -193,7 +218,7 @@ pub fn cluster_event(line: &str) -> Option<ClusterEvent> {
         RunEvent::Eval(EvalEvent { step, held_out_loss: loss }) => {
             EventKind::HeldOut { step, loss }
         }
-        RunEvent::Done(_) => return None,
+        RunEvent::Branch(_) | RunEvent::Done(_) => return None,
     };
     Some(ClusterEvent::new(0, at_ms, kind))
 }
@@ -261,6 +286,14 @@ mod tests {
         assert_eq!(kind, Some(EventKind::HeldOut { step: 7, loss: Some(2.5) }));
         let rollback = "{\"event\":\"rollback\",\"step\":7,\"verdict\":\"skip\",\"reason\":\"nan\",\"at_ms\":3}";
         assert_eq!(cluster_event(rollback).expect("an event").text, "step 7 skipped: nan");
+        let digest = Some("ab".to_owned());
+        let branch = BranchEvent { step: 240, digest, config: "config-240.toml".to_owned() };
+        assert!(branch.text().contains("goes on behind step 240"), "{}", branch.text());
+        let line = RunEvent::Branch(branch).line(3);
+        let expected = "{\"event\":\"branch\",\"step\":240,\"digest\":\"ab\",\
+                        \"config\":\"config-240.toml\",\"at_ms\":3}";
+        assert_eq!(line, expected);
+        assert_eq!(cluster_event(&line), None, "what follows it begins behind a lower step");
         let lost = ClusterEvent::new(4, 9, EventKind::QuorumLost);
         let line = serde_json::to_string(&lost).expect("JSON");
         assert_eq!(cluster_event(&line), Some(lost));

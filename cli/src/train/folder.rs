@@ -19,6 +19,7 @@
 
 use std::fs::{self, File, TryLockError};
 use std::io;
+use std::iter;
 use std::path::{Path, PathBuf};
 
 use zbelastic_config::{RunConfig, check_no_island, load_recorded};
@@ -305,12 +306,14 @@ fn other_configuration(path: &Path) -> CommandFailure {
     failure
 }
 
-/// A branch has begun: the folder's configuration is its own from now on, and the files that a run
-/// that was done left is put aside, under the number of its steps.
+/// A branch has begun behind `step`: the folder's configuration is its own from now on. The one before
+/// is put aside under that number, and the files that a run that was done left under the number of its
+/// steps. Returns the name of the file with the configuration before.
 ///
 /// # Errors
-/// If something cannot be renamed or written.
-pub fn begin_branch(path: &Path, config: &str) -> Result<(), CommandFailure> {
+/// If something cannot be read, renamed or written.
+pub fn begin_branch(path: &Path, config: &str, step: u64) -> Result<String, CommandFailure> {
+    let aside = put_config_aside(path, step)?;
     if let Some(run) = recorded_end(path).filter(|run| run["interrupted"] != true) {
         let steps = run["steps"].as_u64().unwrap_or_default();
         for (name, aside) in [
@@ -330,7 +333,30 @@ pub fn begin_branch(path: &Path, config: &str) -> Result<(), CommandFailure> {
             }
         }
     }
-    write_file(&path.join(CONFIG), config.as_bytes())
+    write_file(&path.join(CONFIG), config.as_bytes())?;
+    Ok(aside)
+}
+
+/// Copies the configuration: a folder without one would be none of a run. Several branches may begin
+/// at one step, and a copy that is there already is of an attempt that was killed behind it.
+fn put_config_aside(path: &Path, step: u64) -> Result<String, CommandFailure> {
+    let known =
+        fs::read(path.join(CONFIG)).map_err(|error| no_place(&path.join(CONFIG), &error))?;
+    let names = iter::once(format!("config-{step}.toml"))
+        .chain((2..=RUNS_MAX).map(|number| format!("config-{step}-{number}.toml")));
+    for name in names {
+        let aside = path.join(&name);
+        match fs::read(&aside) {
+            Ok(held) if held == known => return Ok(name),
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return write_file(&aside, &known).map(|()| name);
+            }
+            Err(error) => return Err(no_place(&aside, &error)),
+        }
+    }
+    let what = format!("{} holds {RUNS_MAX} configurations of step {step}", path.display());
+    Err(CommandFailure::new(FailureCode::WrongState, what))
 }
 
 fn take_folder(path: &Path) -> Result<PathBuf, CommandFailure> {
@@ -531,7 +557,15 @@ mod tests {
         }
         assert_eq!(began(longer, true).expect("said so"), RunStart::Branched);
         let text = format!("[model]\npreset = \"tiny\"\n{longer}");
-        begin_branch(&out, &text).expect("room");
+        let held = |name: &str| fs::read_to_string(out.join(name)).expect("written");
+        let before = held(CONFIG);
+        assert_eq!(begin_branch(&out, &text, 10).expect("room"), "config-10.toml");
+        assert_eq!((held("config-10.toml"), held(CONFIG)), (before, text.clone()));
+        // Another branch that begins there, and an attempt at it that was killed.
+        for _ in 0..2 {
+            fs::write(out.join(CONFIG), &text).expect("room");
+            assert_eq!(begin_branch(&out, &text, 10).expect("room"), "config-10-2.toml");
+        }
         assert!(out.join("model-10").is_dir() && !out.join(MODEL).exists());
         assert!(out.join("run-10.json").is_file() && !out.join(RUN).exists());
         assert_eq!(began(longer, false).expect("it is the folder's run now"), RunStart::Resumed);

@@ -21,23 +21,25 @@ use std::time::{Duration, Instant};
 use zbelastic_api::client::{ApiClient, ApiError};
 use zbelastic_api::{
     ApiAnswer, ApiRefusal, ApiRequest, CorpusDescription, HexDigest, JobPhaseStatus, MemberRole,
-    MemberState, RunStatus, StatusReport, TokenRequest, TokenRole, WrongState,
+    MemberState, OriginStatus, RunStatus, StatusReport, TokenRequest, TokenRole, WrongState,
 };
+use zbelastic_consensus::job::RunOrigin;
 use zbelastic_local::coordinator::{RunOutcome, TrainedWeights};
 use zbelastic_node_folder::NodeDataFolder;
 use zbelastic_trainer::digest::StateDigest;
-use zbelastic_types::Bytes;
+use zbelastic_types::{Bytes, RunId, Step};
 use zbelastic_ui::PageObserver;
 use zbelastic_wire::document::JobDocument;
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 
+use super::events::BranchEvent;
 use super::folder::{RunStart, begin_branch};
 use super::prepare::PreparedRun;
 use super::run_devices::DeviceSharing;
 use crate::blob::Blob;
 use crate::command_connection::exchange;
 use crate::live_page::{ObservationSink, ObservedCluster, ObserverThread, observe_in_thread};
-use crate::run_files::MODEL;
+use crate::run_files::{CONFIG, MODEL};
 use crate::span_exporter::{SpanCollector, SpanExporter};
 use children::{ChildProcesses, WorkerDevices};
 use follow::{FollowOptions, FollowOutcome, RunObserver, follow};
@@ -85,8 +87,8 @@ pub struct RunLocation<'a> {
 /// The run that another run continues.
 struct ParentRun {
     name: String,
-    /// Steps sealed at its last checkpoint, if it has one.
-    step: Option<u64>,
+    /// Steps sealed at its last checkpoint and the digest of the state there, if it has one.
+    checkpoint: Option<(u64, Option<HexDigest>)>,
 }
 
 /// Who receives what the cluster of the processes answers.
@@ -135,25 +137,28 @@ pub fn train(
     poll_until(&mut children, &mut client, "all workers", |client| present(client, count))?;
     let parent = parent_of(run_start, submission, &mut client)?;
     let steps_before = match &parent {
-        Some(parent) => parent.step.unwrap_or(0),
+        Some(parent) => parent.checkpoint.map_or(0, |(step, _)| step),
         None => client.status().ok().and_then(|status| status.job).map_or(0, |job| job.step),
     };
-    let from = parent.as_ref().and_then(|parent| parent.step.map(|_| parent.name.clone()));
+    let from = parent.as_ref().and_then(|parent| parent.checkpoint.map(|_| parent.name.clone()));
     let accepted = submit(submission, from, &mut client)?;
-    if let RunStart::ResumedFromCheckpoint | RunStart::Branched = run_start {
-        begin_branch(folder, config)?;
-    }
+    let config_before = match run_start {
+        RunStart::ResumedFromCheckpoint | RunStart::Branched => {
+            Some(begin_branch(folder, config, steps_before)?)
+        }
+        RunStart::New | RunStart::Resumed => None,
+    };
     if run_start == RunStart::Branched {
         prepared.tokenizer.replace(&folder.join(MODEL))?;
     }
-    if let Some(ParentRun { name, step }) = parent {
+    if let Some(ParentRun { name, checkpoint }) = parent {
         remove_superseded(&name, &mut client);
-        let activity = match step {
-            Some(step) => format!("goes on behind step {step} of run {name}"),
-            None => format!("begins at step 0: run {name} has no checkpoint"),
-        };
+        let digest = checkpoint.and_then(|(_, digest)| digest).map(|digest| digest.to_string());
+        // A command that was killed behind the end of its run goes on by the same configuration.
+        let config = config_before.unwrap_or_else(|| CONFIG.to_owned());
+        let branch = BranchEvent { step: steps_before, digest, config };
         // A failure to print shows again with the next event.
-        let _ = observe(ClusterRunEvent::Activity(activity));
+        let _ = observe(ClusterRunEvent::Branch(branch));
     }
     let began = Instant::now();
     let options = FollowOptions {
@@ -306,7 +311,8 @@ fn parent_of(
         }
         newest(client)?.unwrap_or(run)
     };
-    Ok(Some(ParentRun { name: run.name, step: run.checkpoints.last().copied() }))
+    let checkpoint = run.checkpoints.last().map(|step| (*step, run.digest));
+    Ok(Some(ParentRun { name: run.name, checkpoint }))
 }
 
 /// Another text makes other bits, even if all keys are equal.
@@ -364,6 +370,10 @@ fn submit(
     Err(CommandFailure::new(FailureCode::Internal, "the controller wants the text for ever"))
 }
 
+fn origin(from: OriginStatus) -> RunOrigin {
+    RunOrigin { run: RunId(from.run), version: Step(from.step), state: from.digest.0 }
+}
+
 /// The final state of the run, out of its last checkpoint, which is copied to its mirror if it has one;
 /// the processes end.
 fn finish(
@@ -379,6 +389,8 @@ fn finish(
         Ok(PollResult::Available(client.checkpoint(steps_done)?))
     })?;
     let WrittenModel { detail, layers } = writer.finish(steps_done, client)?;
+    // The controller knows it however often the command was started again.
+    let from = client.runs()?.into_iter().last().and_then(|run| run.from).map(origin);
     // A picture for people: without it the run is no less done.
     let trace = client.trace(0).ok().flatten();
     if let Some(place) = mirror {
@@ -393,6 +405,7 @@ fn finish(
         held_out,
         elapsed,
         steps_before,
+        from,
         trace,
         order: None,
         notes: Vec::new(),

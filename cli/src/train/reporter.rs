@@ -16,7 +16,7 @@ use zbelastic_types::TensorIndex;
 use zbelastic_wording::figures::duration_text;
 use zbelastic_wording::{CommandError, print_error_line};
 
-use super::events::{EvalEvent, RollbackEvent, RunEvent, StepEvent};
+use super::events::{BranchEvent, EvalEvent, RollbackEvent, RunEvent, StepEvent};
 use super::folder::RunFolder;
 use super::progress_line::{StepLineContext, rollback_line, step_line};
 use crate::commands::events::run_line;
@@ -88,6 +88,13 @@ impl<'a> Reporter<'a> {
     pub fn observe_rollback(&mut self, rollback: RollbackEvent) -> ControlFlow<()> {
         let line = rollback_line(&rollback);
         let written = self.write(&RunEvent::Rollback(rollback), Some(line));
+        self.control(written)
+    }
+
+    /// Reports that the run goes on from another one. Breaks if something cannot be written any more.
+    pub fn observe_branch(&mut self, branch: BranchEvent) -> ControlFlow<()> {
+        let line = format!("· {}", branch.text());
+        let written = self.write(&RunEvent::Branch(branch), Some(line));
         self.control(written)
     }
 

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use serde_json::json;
 use zbelastic_config::WeightSource;
+use zbelastic_consensus::job::RunOrigin;
 use zbelastic_kernels::cuda::CudaBackend;
 use zbelastic_kernels::{AllocateError, Backend, CpuBackend, HostFloats};
 use zbelastic_local::coordinator::{RunOutcome, TrainedWeights};
@@ -300,9 +301,15 @@ fn run_json(prepared: &PreparedRun, finished: &FinishedRun) -> String {
         "seconds": outcome.elapsed.as_secs_f64(),
         "digest": outcome.digest.to_string(),
         "layer_digests": outcome.layer_digests.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        "from": outcome.from.map(from_json),
     });
     run[text.word()] = text.json();
     format!("{run:#}\n")
+}
+
+/// Where the run began, if that is the checkpoint of another one.
+fn from_json(from: RunOrigin) -> serde_json::Value {
+    json!({ "step": from.version.0, "digest": from.state.to_string() })
 }
 
 /// Steps ahead of their verdict; nothing where there are no steps.

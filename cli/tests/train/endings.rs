@@ -318,6 +318,15 @@ fn a_run_that_is_done_goes_on_as_a_branch_with_more_steps() {
     let kept = std::fs::read_to_string(folder.path("run/run-10.json")).expect("put aside");
     let kept: serde_json::Value = serde_json::from_str(&kept).expect("JSON");
     assert_eq!(kept["digest"], short.digest());
+    assert_eq!(kept["from"], serde_json::Value::Null);
+    let config = std::fs::read_to_string(folder.path("run/config-10.toml")).expect("put aside");
+    assert!(config.contains("steps = 10"), "{config}");
+    let run = std::fs::read_to_string(folder.path("run/run.json")).expect("written");
+    let run: serde_json::Value = serde_json::from_str(&run).expect("JSON");
+    assert_eq!(run["from"], serde_json::json!({ "step": 10, "digest": short.digest() }));
+    let metrics = std::fs::read_to_string(folder.path("run/metrics.jsonl")).expect("written");
+    let mark = metrics.lines().find(|line| line.contains("\"event\":\"branch\"")).expect("a mark");
+    assert!(mark.contains("\"step\":10,") && mark.contains("config-10.toml"), "{mark}");
     let shorter = folder.small_in_processes(&format!("{} --branch", steps(15))).output();
     let shorter = shorter.expect("it runs");
     assert_eq!(shorter.status.code(), Some(6));

@@ -20,7 +20,7 @@ use super::model::ModelWriter;
 use super::poll_pace::{POLL_PAUSE, PollPace};
 use super::stall::{GiveUpReason, STALL_TIMEOUT, StallWatch};
 use crate::event_poller::EventPoller;
-use crate::train::events::RollbackEvent;
+use crate::train::events::{BranchEvent, RollbackEvent};
 
 /// Pause between two requests for the state of a run without an event that shows that it is over.
 const STATUS_PAUSE: Duration = Duration::from_millis(500);
@@ -34,6 +34,8 @@ pub enum ClusterRunEvent<'a> {
     Progress(ProgressEvent),
     /// Work was dropped, with the reason that the cluster's event gives.
     Rollback(RollbackEvent),
+    /// It goes on from the run that was in its folder.
+    Branch(BranchEvent),
     /// An event that only a cluster has.
     Event(&'a ClusterEvent),
     /// A long activity, and its progress.
