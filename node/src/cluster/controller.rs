@@ -70,7 +70,7 @@ use backfill::BackfillSchedule;
 use certificates::ControllerCertificates;
 use checkpoints::TraceText;
 use command_answer::CommandAnswer;
-use drain::{DrainWait, WAITS_FOR_WORKERS};
+use drain::DrainWait;
 use exports::Exports;
 use joins::PendingJoins;
 use links::MemberLinks;
@@ -516,16 +516,17 @@ impl ControllerNode {
         self.exit_if(exit);
         self.follow_drain();
         if self.exit.is_none() {
-            self.ports.journal.log(WAITS_FOR_WORKERS.to_owned());
+            let text = "draining: stays until workers that drain are gone; a second signal ends it";
+            self.ports.journal.log(text.to_owned());
         }
     }
 
     /// Exits on a signal once no worker that drains needs this controller.
     fn follow_drain(&mut self) {
-        if self.drain.is_told() && self.exit.is_none() {
-            let is_majority_left = self.view().is_majority_without_me();
-            self.exit = self.drain.end(&self.ports.core, is_majority_left);
-        }
+        let mut drain = std::mem::take(&mut self.drain);
+        let exit = drain.end(self.view());
+        self.drain = drain;
+        self.exit = self.exit.take().or(exit);
     }
 
     fn handle_tick(&mut self) {

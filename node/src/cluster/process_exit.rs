@@ -32,10 +32,7 @@ pub enum ProcessExit {
     /// It drained, and was connected to no controller that could have completed that.
     Alone,
     /// A controller left, and workers that drained with it saved no checkpoint of the newest step.
-    Unsaved {
-        /// The newest sealed version.
-        step: Step,
-    },
+    Unsaved(Step),
     /// It left at once, on request.
     Left,
     /// An operation hangs, and only the end of the process ends it.
@@ -105,15 +102,10 @@ impl ProcessExit {
                         .hint("start the controllers, then this node with the same command"),
                 ),
             ),
-            Self::Unsaved { step } => (
+            Self::Unsaved(step) => (
                 FailureCode::Drained,
                 format!("left: workers that drained saved no checkpoint of step {step}"),
-                Some(
-                    FailureDetail::new(
-                        "the run goes back to its last checkpoint if none holds a later step",
-                    )
-                    .hint("start this node again, then the workers with the same commands"),
-                ),
+                Some(FailureDetail::new("start it again, then the workers in their folders")),
             ),
             Self::Left => (FailureCode::Interrupted, "left at once, on request".to_owned(), None),
             Self::Hung => (
