@@ -8,7 +8,7 @@ use zbelastic_kernels::{
     AllocateError, CpuBackend, DeviceFault, LossScale, Pending, PendingFloats, TensorHandle,
 };
 use zbelastic_schedule::{Flow, Pass, TreeSide};
-use zbelastic_trainer::data::{Corpus, TokenBatch};
+use zbelastic_trainer::data::TokenBatch;
 use zbelastic_trainer::elastic::{
     BackendCopy, BackendStageFactory, DeviceUse, LayerImage, StageFactory, layer_digest,
 };
@@ -23,6 +23,7 @@ use zbelastic_trainer::stage::{
 use zbelastic_types::{ChunkIndex, Digest, LayerId, SliceIndex, StageIndex, Step};
 
 use crate::bug::{self, Bug};
+use crate::float_source::FloatSource;
 use crate::islands::SimulatedIslands;
 use crate::numeric_faults::NumericFaults;
 use crate::reference_sums::ReferenceSums;
@@ -284,8 +285,8 @@ impl OperationClock for FloatStageExecutor {}
 /// The trainer's own serial run, one step behind the seals.
 pub struct FloatReference {
     setup: StageSetup,
-    corpus: Arc<Corpus>,
-    run: SerialReference<CpuBackend, Arc<Corpus>>,
+    source: FloatSource,
+    run: SerialReference<CpuBackend, FloatSource>,
     /// The other island of the life, if there is one.
     islands: Option<SimulatedIslands>,
     versions: Vec<Vec<Digest>>,
@@ -297,10 +298,10 @@ impl FloatReference {
     /// # Panics
     /// If memory does not hold it.
     #[must_use]
-    pub fn new(setup: StageSetup, corpus: Arc<Corpus>, islands: Option<SimulatedIslands>) -> Self {
-        let run = SerialReference::new(&setup, one_thread(DeviceUse::Stage), corpus.clone());
+    pub fn new(setup: StageSetup, source: FloatSource, islands: Option<SimulatedIslands>) -> Self {
+        let run = SerialReference::new(&setup, one_thread(DeviceUse::Stage), source.clone());
         let run = run.expect("memory holds a small model");
-        let mut reference = Self { setup, corpus, run, islands, versions: Vec::new() };
+        let mut reference = Self { setup, source, run, islands, versions: Vec::new() };
         reference.exchange(Step(0));
         reference.remember();
         reference
@@ -308,7 +309,7 @@ impl FloatReference {
 
     /// Back to before the first step.
     pub fn restart(&mut self) {
-        *self = Self::new(self.setup.clone(), self.corpus.clone(), self.islands.clone());
+        *self = Self::new(self.setup.clone(), self.source.clone(), self.islands.clone());
     }
 
     /// Mixes what came of the other island into a version, and publishes what is this one's.

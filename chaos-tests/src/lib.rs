@@ -22,12 +22,14 @@ pub mod exhaustive;
 pub mod failure;
 pub mod faults;
 pub mod float_model;
+mod float_source;
 pub mod housekeeping;
 #[cfg(feature = "mutants")]
 pub mod hunt;
 mod island_options;
 mod islands;
 pub mod life;
+pub mod life_arithmetic;
 pub mod log;
 pub mod machine_traces;
 pub mod markers;

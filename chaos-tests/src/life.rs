@@ -16,9 +16,7 @@ use zbelastic_trainer::model::{
     Family, FrozenTensors, LayerSpec, LlamaFeatures, LoraInit, LoraScaling, LoraSettings,
     ModelConfig, frozen_tensors, model_layers,
 };
-use zbelastic_trainer::optimizer::{
-    DecayRates, LrDecay, OptimizerConfig, OptimizerKind, WeightDecayScope,
-};
+use zbelastic_trainer::optimizer::OptimizerKind;
 use zbelastic_trainer::outer::OuterSchedule;
 use zbelastic_trainer::plan::{Plan, PlanRequest, ReplicaCount};
 use zbelastic_trainer::stage::{InitialWeights, StageSetup};
@@ -31,7 +29,9 @@ use crate::digest_model::{DigestShape, DigestSource, EXCHANGED_FLOATS};
 use crate::digest_reference::{DigestReference, GradientAddends};
 use crate::failure::LifeFailure;
 use crate::float_model::{CpuBackendFactory, FloatModel, FloatReference, one_thread};
+use crate::float_source::FloatSource;
 use crate::islands::SimulatedIslands;
+use crate::life_arithmetic::LifeArithmetic;
 use crate::log::EventLog;
 use crate::markers::Markers;
 use crate::options::{ComputeModelKind, LifeOptions};
@@ -128,10 +128,10 @@ fn live_digest(case: &LifeCase, log: &mut EventLog) -> LifeOutcome {
 
 fn live_float(case: &LifeCase, log: &mut EventLog) -> LifeOutcome {
     let (spec, stage) = parts(case);
-    let corpus = corpus(case, &stage);
+    let source = source(case, &stage);
     let islands = islands(case, &stage);
     let expected = islands.as_ref().map(|(expected, _)| expected.clone());
-    let reference = FloatReference::new(stage.clone(), corpus.clone(), expected);
+    let reference = FloatReference::new(stage.clone(), source.clone(), expected);
     let base = stage.clone();
     let model = Box::new(move |faults: &crate::numeric_faults::NumericFaults| FloatModel {
         model: BackendStageFactory {
@@ -146,7 +146,7 @@ fn live_float(case: &LifeCase, log: &mut EventLog) -> LifeOutcome {
         },
         faults: faults.clone(),
     });
-    let setup = LifeSetup { spec: Arc::new(spec), stage, model, source: corpus };
+    let setup = LifeSetup { spec: Arc::new(spec), stage, model, source };
     World::new(case, setup, (LifeReference::Float(Box::new(reference)), islands), log).run()
 }
 
@@ -238,28 +238,18 @@ fn stage_setup(
         window,
     };
     let plan = Plan::new(request).expect("one stage runs anything");
+    let arithmetic = arithmetic(options);
+    let kind = match options.muon {
+        true => OptimizerKind::Muon { momentum: 0.95 },
+        false => OptimizerKind::AdamW,
+    };
     let outer = options.islands.clone();
     let outer = outer.map(|config| OuterSchedule::new(config, &model, options.steps));
     StageSetup {
         plan,
+        optimizer: arithmetic.optimizer(kind, &model),
         model,
-        optimizer: OptimizerConfig {
-            kind: match options.muon {
-                true => OptimizerKind::Muon { momentum: 0.95 },
-                false => OptimizerKind::AdamW,
-            },
-            lr: 1e-2,
-            lr_min: 0.0,
-            warmup: 4,
-            decay: LrDecay::Cosine,
-            decay_steps: 0,
-            betas: [0.9, 0.95],
-            epsilon: 1e-8,
-            weight_decay: 0.1,
-            decay_on: WeightDecayScope::Matrices,
-            decay_rates: DecayRates::NONE,
-        },
-        z_loss: 0.0,
+        z_loss: arithmetic.z_loss,
         clip_norm,
         step_count: options.steps,
         evaluate_every: 0,
@@ -271,11 +261,15 @@ fn stage_setup(
     }
 }
 
+fn arithmetic(options: &LifeOptions) -> &LifeArithmetic {
+    options.arithmetic.as_ref().unwrap_or(&LifeArithmetic::USUAL)
+}
+
 /// Layers as a whole, and a part of a product.
 const FROZEN: [&str; 3] = ["embed", "layers.0", "layers.*.attn.k"];
 
 fn model(options: &LifeOptions, seed: u64) -> ModelConfig {
-    let model = trained_model(options, seed);
+    let model = arithmetic(options).model(trained_model(options, seed));
     if options.lora {
         let targets = vec!["all-linear".to_owned()];
         let settings = LoraSettings {
@@ -321,7 +315,7 @@ fn trained_model(options: &LifeOptions, seed: u64) -> ModelConfig {
     }
 }
 
-fn corpus(case: &LifeCase, setup: &StageSetup) -> Arc<Corpus> {
+fn source(case: &LifeCase, setup: &StageSetup) -> FloatSource {
     let words = ["the ", "pipe ", "waits ", "for ", "no ", "one ", "at ", "all. "];
     let mut draws = crate::random::Draws::new(case.seed, crate::random::DrawPurpose::Options);
     let text: Vec<u8> = (0..900).flat_map(|_| draws.pick(&words).bytes()).collect();
@@ -333,5 +327,9 @@ fn corpus(case: &LifeCase, setup: &StageSetup) -> Arc<Corpus> {
         seed: case.seed,
         vocabulary: 128,
     };
-    Arc::new(Corpus::new(text, &cut).expect("the text is long enough"))
+    FloatSource {
+        corpus: Arc::new(Corpus::new(text, &cut).expect("the text is long enough")),
+        sequence_len: batch.microbatch.sequence_len,
+        documents: arithmetic(&case.options).has_documents.then_some(case.seed),
+    }
 }

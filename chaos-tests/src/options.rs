@@ -14,6 +14,7 @@ use zbelastic_trainer::outer::OuterConfig;
 use zbelastic_trainer::plan::{BatchShape, LaneCount, ReplicaCount, SliceBalance};
 
 use crate::island_options::draw_islands;
+use crate::life_arithmetic::LifeArithmetic;
 use crate::random::{DrawPurpose, Draws};
 use crate::speed_drift::SpeedDrift;
 use crate::work_durations::WorkDurations;
@@ -190,6 +191,9 @@ pub struct LifeOptions {
     /// Whether Muon updates the matrices of blocks.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub muon: bool,
+    /// The arithmetic of a life that computes with floats, if it is not the usual one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub arithmetic: Option<LifeArithmetic>,
     /// Partial sums that the gradient of a step is a tree of.
     #[serde(default, skip_serializing_if = "LaneCount::is_one")]
     pub lanes: LaneCount,
@@ -339,6 +343,7 @@ impl LifeOptions {
                 && Draws::new(seed, DrawPurpose::Frozen).chance(FROZEN_SHARE),
             lora: false,
             muon: Draws::new(seed, DrawPurpose::Muon).chance(MUON_SHARE),
+            arithmetic: LifeArithmetic::draw(seed).filter(|_| model == ComputeModelKind::Float),
             lanes: LaneCount::ONE,
             replicas: ReplicaCount::ONE,
             drift: None,
@@ -581,6 +586,9 @@ impl fmt::Display for LifeOptions {
         }
         if let Some(islands) = &self.islands {
             writeln!(f, "{islands:?}")?;
+        }
+        if let Some(arithmetic) = &self.arithmetic {
+            writeln!(f, "{arithmetic:?}")?;
         }
         if let Some(pace) = &self.pace {
             writeln!(f, "work that takes long {pace:?}")?;

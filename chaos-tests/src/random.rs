@@ -60,6 +60,10 @@ pub enum DrawPurpose {
     IslandFolders = 25,
     /// When operations of folders of islands fail, and when the other island sends.
     IslandFaults = 26,
+    /// What changes bits and no order: decay, z-loss, features of the model.
+    Arithmetic = 27,
+    /// Where documents begin in sequences, and which targets count.
+    Documents = 28,
 }
 
 /// A stream of draws: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).

@@ -109,6 +109,7 @@ impl<F: FnMut(&LifeCase) -> Option<LifeFailure>> ShrinkSearch<F> {
             | self.drop_pace()
             | self.drop_drift()
             | self.drop_keepers()
+            | self.drop_arithmetic()
     }
 
     /// Lets no work be long.
@@ -127,6 +128,12 @@ impl<F: FnMut(&LifeCase) -> Option<LifeFailure>> ShrinkSearch<F> {
     fn drop_keepers(&mut self) -> bool {
         let mut case = self.smallest.case.clone();
         std::mem::take(&mut case.options.piece_copies) > 0 && self.try_case(case)
+    }
+
+    /// Lets the arithmetic be the usual one.
+    fn drop_arithmetic(&mut self) -> bool {
+        let mut case = self.smallest.case.clone();
+        case.options.arithmetic.take().is_some() && self.try_case(case)
     }
 
     /// The first of these numbers of machines with which the case still fails.
