@@ -139,12 +139,10 @@ fn standing_text(member: &MemberStatus) -> String {
 }
 
 fn memory_text(member: &MemberStatus) -> String {
-    let planned =
-        member.memory_planned.map_or_else(String::new, |planned| format!(", {planned} planned"));
     match (member.role, member.memory_used) {
         (MemberRole::Controller, used) => used.map_or_else(String::new, |used| used.to_string()),
-        (MemberRole::Worker, None) => format!("{}{planned}", member.memory),
-        (MemberRole::Worker, Some(used)) => format!("{used} of {}{planned}", member.memory),
+        (MemberRole::Worker, None) => member.memory.to_string(),
+        (MemberRole::Worker, Some(used)) => format!("{used} of {}", member.memory),
     }
 }
 
@@ -212,6 +210,7 @@ pub fn render_member(member: &MemberStatus, status: &StatusReport) -> String {
         ("disk", member.disk.map(disk_text)),
         ("read again", member.scrub.as_ref().map(|scrub| scrub_text(scrub, status.at_ms))),
         ("memory", Some(memory_text(member)).filter(|text| !text.is_empty())),
+        ("planned", member.memory_planned.map(|planned| planned.to_string())),
         ("stage", member.stage.map(|stage| stage.to_string())),
         ("layers", member.layers.clone()),
         ("copies of", stages_text(&member.copies_stages)),
@@ -277,6 +276,7 @@ heard        40 ms ago
 round trip   0.31 ms
 device       cpu
 memory       3.00 GiB of 8.00 GiB
+planned      4.00 GiB
 stage        0
 layers       0-4
 copies of    stage 1

@@ -37,6 +37,7 @@ use crate::remote_model::with_local_model;
 use crate::run_files::RUNS;
 use crate::store_maker::with_text_store;
 use crate::weights::{given_weights, weights_file};
+pub(super) use follow::is_passing;
 use follow::{RunOutputMode, follow};
 use submit::{RunSubmission, submit};
 
@@ -76,7 +77,7 @@ fn prepare(args: &RunArgs) -> Result<RunSubmission, CommandFailure> {
         if let Err(failure) = tokenizer.keep(Path::new(RUNS)) {
             let failure = failure.what;
             // With standard error closed there is nowhere to print it.
-            let _ = writeln!(io::stderr(), "note: no tokenizer is kept for `export`: {failure}");
+            print_error_line(format_args!("note: no tokenizer is kept for `export`: {failure}"));
         }
         RunData::Stores(about)
     };

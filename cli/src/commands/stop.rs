@@ -3,18 +3,21 @@
 use std::io::Write;
 use std::thread;
 
-use zbelastic_api::client::ApiClient;
-use zbelastic_api::{ApiRequest, JobPhaseStatus, JobStatus, MemberState, StatusReport};
-use zbelastic_wording::{CommandError, CommandFailure};
+use zbelastic_api::client::{ApiClient, ApiError};
+use zbelastic_api::{ApiRefusal, ApiRequest, JobPhaseStatus, JobStatus, MemberState, StatusReport};
+use zbelastic_wording::{CommandError, CommandFailure, FailureCode};
 
 use super::job::job_line;
 use super::reach::{confirm, connect};
+use super::run::is_passing;
 use crate::args::StopArgs;
 use crate::event_poller::FOLLOW_PAUSE;
 
 /// Polls in a row without one more durable layer until the run ends with the checkpoint before: a
 /// minute, with the pause between two polls.
 const STILL_POLLS_MAX: u32 = 240;
+/// Polls that one without an answer counts for: it takes seconds where a pause takes a quarter of one.
+const UNANSWERED_POLLS: u32 = 8;
 
 /// Runs `stop`.
 ///
@@ -47,49 +50,77 @@ fn keep_last_version(
     out: &mut dyn Write,
     pause: &mut dyn FnMut(),
 ) -> Result<(), CommandError> {
-    let Ok(job) = client.change_job(ApiRequest::Pause) else { return Ok(()) };
-    if is_kept(&job) {
-        return Ok(());
-    }
-    let step = job.step;
-    writeln!(out, "paused after step {step}, which is being kept; `stop --now` ends it without")?;
-    out.flush()?;
-    let mut durable = 0;
-    let mut still = 0;
+    let step = match client.change_job(ApiRequest::Pause) {
+        Ok(job) if is_kept(&job) => return Ok(()),
+        Ok(job) => job.step,
+        Err(ApiError::Refused(ApiRefusal::WrongState(_))) => return Ok(()),
+        Err(error) => return Err(CommandFailure::from(error).into()),
+    };
+    let (mut durable, mut still, mut last) = (None, 0, AwaitedLayers::Unknown);
     while still < STILL_POLLS_MAX {
-        still += 1;
-        // Without an answer it is not known how far it is.
-        if let Ok(status) = client.status() {
-            match awaited_layers(&status) {
-                None => return Ok(()),
-                Some(layers) if layers != durable => {
-                    durable = layers;
-                    still = 0;
+        last = match client.status() {
+            Ok(status) => awaited_layers(&status),
+            Err(error) if is_passing(&error) => AwaitedLayers::Unknown,
+            Err(error) => return Err(CommandFailure::from(error).into()),
+        };
+        match last {
+            AwaitedLayers::None => return Ok(()),
+            AwaitedLayers::Durable(layers) if durable != Some(layers) => {
+                if durable.is_none() {
+                    writeln!(
+                        out,
+                        "paused after step {step}, which is being kept; `stop --now` ends it without"
+                    )?;
+                    out.flush()?;
                 }
-                Some(_) => {}
+                (durable, still) = (Some(layers), 0);
             }
+            AwaitedLayers::Durable(_) | AwaitedLayers::Resumed => still += 1,
+            AwaitedLayers::Unknown => still += UNANSWERED_POLLS,
         }
         pause();
+    }
+    if last == AwaitedLayers::Resumed {
+        let what = "the run goes on: it was resumed, and is not stopped";
+        return Err(CommandFailure::new(FailureCode::WrongState, what).into());
     }
     Ok(())
 }
 
-/// The layers that are durable of the version that a run is paused at; none if it is kept, or if
-/// nobody writes it.
-fn awaited_layers(status: &StatusReport) -> Option<u32> {
-    let job = status.job.as_ref().filter(|job| !is_kept(job))?;
+/// What is left to be written of the version that a run is paused at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum AwaitedLayers {
+    /// It is kept, or nobody writes it.
+    None,
+    /// So many of its layers are durable.
+    Durable(u32),
+    /// The node that answered has it running: it has not applied the pause yet, or a resumption
+    /// behind it.
+    Resumed,
+    /// No node answered.
+    Unknown,
+}
+
+fn awaited_layers(status: &StatusReport) -> AwaitedLayers {
+    let Some(job) = status.job.as_ref().filter(|job| !is_kept(job)) else {
+        return AwaitedLayers::None;
+    };
+    if job.phase != JobPhaseStatus::Paused {
+        return AwaitedLayers::Resumed;
+    }
     let is_there = |id| {
         let member = status.members.iter().find(|member| member.id == id)?;
         Some(!matches!(member.standing, MemberState::Lost { .. }))
     };
-    let stages = &status.plan.as_ref()?.stages;
-    let is_whole = stages.iter().all(|id| is_there(*id) == Some(true));
-    job.saving.filter(|_| is_whole).map(|saving| saving.layers_durable)
+    let stages = status.plan.as_ref().map(|plan| &plan.stages[..]).unwrap_or_default();
+    let is_whole = !stages.is_empty() && stages.iter().all(|id| is_there(*id) == Some(true));
+    let saving = job.saving.filter(|_| is_whole);
+    saving.map_or(AwaitedLayers::None, |saving| AwaitedLayers::Durable(saving.layers_durable))
 }
 
-/// Whether nothing is left to be written of the version that a run is paused at.
+/// Whether nothing is left to be written of the version that a run is at.
 fn is_kept(job: &JobStatus) -> bool {
-    job.phase != JobPhaseStatus::Paused || job.step <= job.digest_step.unwrap_or(0)
+    job.phase.is_over() || job.step <= job.digest_step.unwrap_or(0)
 }
 
 /// What is kept of a run that ended.
@@ -98,9 +129,9 @@ fn kept_line(job: &JobStatus) -> String {
         (None, 0) => "nothing of it is kept: no step was sealed".to_owned(),
         (None, step) => format!("nothing of it is kept: none of its {step} steps is durable"),
         (Some(kept), step) if kept < step => {
-            format!("its checkpoint of step {kept} is kept; the steps behind it were not durable")
+            format!("the checkpoint of step {kept} is kept; the steps behind it were not durable")
         }
-        (Some(kept), _) => format!("its checkpoint of step {kept} is kept"),
+        (Some(kept), _) => format!("the checkpoint of step {kept} is kept"),
     }
 }
 
@@ -109,7 +140,7 @@ mod tests {
     use super::*;
     use zbelastic_api::client::ClientError;
     use zbelastic_api::sample::{self, scripted};
-    use zbelastic_api::{ApiAnswer, ApiRefusal, SavingStatus, WrongState};
+    use zbelastic_api::{ApiAnswer, SavingStatus, WrongState};
 
     type Scripted = Result<ApiAnswer, ClientError>;
 
@@ -156,7 +187,7 @@ mod tests {
         assert_eq!(names, ["pause", "status", "status", "status", "status", "stop"]);
         assert_eq!(pauses, 3);
         assert!(text.starts_with("paused after step 1280, which is being kept"), "{text}");
-        assert!(text.ends_with("\nits checkpoint of step 1280 is kept\n"), "{text}");
+        assert!(text.ends_with("\nthe checkpoint of step 1280 is kept\n"), "{text}");
     }
 
     #[test]
@@ -173,7 +204,7 @@ mod tests {
         let refused = Ok(ApiAnswer::Refused(ApiRefusal::WrongState(halted)));
         let (text, names, _) = stopped(vec![refused], 1200);
         assert_eq!(names, ["pause", "stop"]);
-        assert!(text.contains("its checkpoint of step 1200 is kept; the steps behind"), "{text}");
+        assert!(text.contains("the checkpoint of step 1200 is kept; the steps behind"), "{text}");
     }
 
     #[test]
@@ -186,14 +217,37 @@ mod tests {
         assert!(text.contains("is stopped"), "{text}");
         // A stage of its plan is lost, or it was given up.
         let mut lost = StatusReport { job: Some(paused(1200, Some(1))), ..sample::status() };
-        assert_eq!(awaited_layers(&lost), Some(1));
+        assert_eq!(awaited_layers(&lost), AwaitedLayers::Durable(1));
         lost.job = Some(paused(1200, None));
-        assert_eq!(awaited_layers(&lost), None);
+        assert_eq!(awaited_layers(&lost), AwaitedLayers::None);
         lost.job = Some(paused(1200, Some(1)));
         lost.members[2].standing = MemberState::Lost { reason: "connection closed".to_owned() };
-        assert_eq!(awaited_layers(&lost), None);
+        assert_eq!(awaited_layers(&lost), AwaitedLayers::None);
         lost.plan = None;
-        assert_eq!(awaited_layers(&lost), None);
+        assert_eq!(awaited_layers(&lost), AwaitedLayers::None);
+    }
+
+    /// A follower that answers behind the leader's loss may not have applied the pause yet.
+    #[test]
+    fn a_run_that_a_follower_has_running_is_waited_for_and_one_that_was_resumed_is_not_stopped() {
+        let running = || status(job(JobPhaseStatus::Running, Some(1200), None));
+        let answers = vec![answer(paused(1200, Some(0))), running(), status(paused(1280, None))];
+        let (_, names, _) = stopped(answers, 1280);
+        assert_eq!(names, ["pause", "status", "status", "stop"]);
+        let mut answers = vec![answer(paused(1200, Some(0)))];
+        answers.extend((0..STILL_POLLS_MAX).map(|_| running()));
+        let (mut client, _) = scripted(answers);
+        let ended = keep_last_version(&mut client, &mut Vec::new(), &mut || {});
+        let Err(CommandError::Failed(failure)) = ended else { panic!("it goes on") };
+        assert_eq!(failure.code, FailureCode::WrongState);
+    }
+
+    #[test]
+    fn a_pause_that_is_not_answered_stops_nothing() {
+        let broken = ClientError::Broken { reason: "reset".to_owned() };
+        let (mut client, requests) = scripted(vec![Err(broken)]);
+        keep_last_version(&mut client, &mut Vec::new(), &mut || {}).expect_err("it is not known");
+        assert_eq!(requests.borrow().len(), 1);
     }
 
     #[test]
@@ -202,7 +256,7 @@ mod tests {
             |kept, step| kept_line(&JobStatus { step, ..job(JobPhaseStatus::Stopped, kept, None) });
         assert_eq!(line(None, 0), "nothing of it is kept: no step was sealed");
         assert_eq!(line(None, 19), "nothing of it is kept: none of its 19 steps is durable");
-        assert_eq!(line(Some(100), 100), "its checkpoint of step 100 is kept");
+        assert_eq!(line(Some(100), 100), "the checkpoint of step 100 is kept");
         assert!(line(Some(100), 108).contains("step 100 is kept; the steps behind it"));
     }
 }

@@ -104,8 +104,7 @@ impl WaitLines {
             *self = Self::default();
             return Ok(());
         };
-        let words =
-            reason.chars().filter(|letter| !letter.is_ascii_digit() && *letter != '.').collect();
+        let words = words_of(reason);
         let is_other = self.printed.as_ref() != Some(&words);
         if is_other || self.looks.is_multiple_of(LOOKS_PER_LINE) {
             self.looks = 0;
@@ -123,8 +122,19 @@ impl WaitLines {
     }
 }
 
+/// The words of a reason without its figures and their units; numbers in names stay.
+fn words_of(reason: &str) -> String {
+    const UNITS: [&str; 7] = ["bytes", "KiB", "MiB", "GiB", "kB", "MB", "GB"];
+    let is_figure = |word: &str| {
+        let word = word.trim_matches(|letter: char| !letter.is_alphanumeric());
+        word.starts_with(|letter: char| letter.is_ascii_digit()) || UNITS.contains(&word)
+    };
+    let words = reason.split_whitespace().filter(|word| !is_figure(word));
+    words.collect::<Vec<_>>().join(" ")
+}
+
 /// Whether the cluster may answer again: a controller was lost, another one becomes leader.
-fn is_passing(error: &ApiError) -> bool {
+pub fn is_passing(error: &ApiError) -> bool {
     match error {
         ApiError::Client(ClientError::Unreachable { .. } | ClientError::Broken { .. })
         | ApiError::NoQuorum { .. }
