@@ -97,9 +97,9 @@ impl RunTokenizer {
             Self::Unknown { hash, .. } => hash.clone(),
         };
         let Some(folder) = source_folder(weights) else { return SpecialTokenIds::default() };
-        let is_other = Self::open(folder).is_ok_and(|(_, found)| found != own);
+        let is_own = Self::open(folder).is_ok_and(|(_, found)| found == own);
         let text = fs::read_to_string(folder.join(MODEL_CONFIG)).unwrap_or_default();
-        if is_other { SpecialTokenIds::default() } else { SpecialTokenIds::of_config(&text) }
+        if is_own { SpecialTokenIds::of_config(&text) } else { SpecialTokenIds::default() }
     }
 
     /// What makes tokens, and where that is from; nothing of bytes.
@@ -167,6 +167,9 @@ impl RunTokenizer {
     pub fn keep(&self, parent: &Path) -> Result<(), CommandFailure> {
         let Self::Files { encoder, .. } = self else { return Ok(()) };
         let hash = HexDigest(Digest(*encoder.tokenizer_hash().0.as_bytes()));
+        if kept_tokenizer(parent, hash).is_some() {
+            return Ok(());
+        }
         self.replace(&kept_folder(parent, hash))
     }
 
@@ -278,7 +281,7 @@ mod tests {
         assert!(matches!(&own, RunTokenizer::Files { .. }) && own.note().is_none());
         let heading = own.heading(&config.weights).expect("no bytes");
         let place =
-            format!("300 tokens of the tokenizer in {} (model.from_hf)", source.path().display());
+            format!("260 tokens of the tokenizer in {} (model.from_hf)", source.path().display());
         assert_eq!(heading, place);
         let ids = own.special_ids(&config.weights);
         assert_eq!((ids.eos, ids.pad), (serde_json::json!([0, 7]), 5.into()));

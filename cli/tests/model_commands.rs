@@ -62,6 +62,7 @@ impl Site {
     /// The files of a folder, by name.
     fn files(&self, folder: &str) -> BTreeMap<String, Vec<u8>> {
         let entries = fs::read_dir(self.path(folder)).expect("a folder").flatten();
+        let entries = entries.filter(|entry| entry.path().is_file());
         let file = |entry: fs::DirEntry| {
             let name = entry.file_name().into_string().expect("UTF-8");
             (name, fs::read(entry.path()).expect("a file"))

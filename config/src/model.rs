@@ -14,6 +14,7 @@ use super::key::Key;
 use super::note::BYTE_VALUES;
 use super::problem::ConfigProblem;
 use super::settings::ConfigOrigin;
+use super::tokens::TOKENIZER_JSON;
 use super::words::RopeScalingKind;
 
 /// Keys that give a model its shape, which a folder gives as well.
@@ -41,8 +42,6 @@ const SHAPE_KEYS: [Key; 21] = [
     Key::Tied,
 ];
 
-/// The file of a tokenizer that is read here.
-pub(crate) const TOKENIZER_JSON: &str = "tokenizer.json";
 /// Files of a tokenizer, which models that read tokens bring beside their weights.
 const TOKENIZERS: [&str; 4] = [TOKENIZER_JSON, "tokenizer.model", "vocab.json", "merges.txt"];
 

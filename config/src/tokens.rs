@@ -14,6 +14,9 @@ use super::assignment::SettingOrigin;
 /// The name of the built-in tokenizer, whose tokens are bytes.
 pub const BYTES_TOKENIZER: &str = "bytes";
 
+/// The file of a tokenizer that is read here.
+pub(crate) const TOKENIZER_JSON: &str = "tokenizer.json";
+
 /// What a run reads in tokens.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokensConfig {

@@ -25,8 +25,8 @@ use super::BOUNDARY_BYTES_MAX;
 use super::assignment::{EffectiveSetting, SettingOrigin};
 use super::key::{Key, KeyDefault, SECTIONS};
 use super::kind::ValueKind;
-use super::model::TOKENIZER_JSON;
 use super::nearest::nearest;
+use super::tokens::TOKENIZER_JSON;
 use super::value::ConfigValue;
 use super::words::{PresetName, words};
 

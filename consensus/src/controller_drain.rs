@@ -47,17 +47,19 @@ impl ControllerDrain {
         is_majority_left: bool,
     ) -> Option<ControllerDrainEnd> {
         let workers = WorkerCounts::of(state);
-        let is_job_open = state.job().is_some_and(|job| match job.phase {
-            JobPhase::Running | JobPhase::Paused => true,
-            // No step is computed any more, and nothing is saved.
-            JobPhase::Halted(_) | JobPhase::Done | JobPhase::Stopped => false,
-        });
+        let (is_job_open, is_job_kept) =
+            state.job().map_or((false, false), |job| match job.phase {
+                JobPhase::Running | JobPhase::Paused => (true, true),
+                // No step is computed any more, and nothing is saved.
+                JobPhase::Halted(_) => (false, true),
+                JobPhase::Done | JobPhase::Stopped => (false, false),
+            });
         let is_leaderless = matches!(
             status, TrainingStatus::NoQuorum { ticks } if *ticks > LEADERLESS_TICKS_MAX
         );
-        // With a majority of controllers left, others save; unless all are told to go, as all
-        // workers are.
-        let is_needed = workers.leaving > 0 && (!is_majority_left || workers.staying == 0);
+        // With a majority of controllers left, others save; unless all are told to go, as the
+        // workers are that the run cannot do without.
+        let is_needed = workers.leaving > 0 && (!is_majority_left || state.is_left_alone());
         let is_early = self.ticks < REPORT_TICKS && workers.staying > 0;
         let may_wait = is_job_open && !is_leaderless && self.ticks < SAVE_TICKS_MAX;
         self.ticks += 1;
@@ -66,7 +68,8 @@ impl ControllerDrain {
             return None;
         }
         let is_durable = state.pending().is_empty() && state.training().is_at_checkpoint();
-        let is_lost = is_job_open && !is_durable && (is_needed || workers.staying == 0);
+        let has_steps = is_job_kept && state.open_turn().step > Step(0);
+        let is_lost = has_steps && !is_durable && (is_needed || workers.staying == 0);
         Some(if is_lost {
             ControllerDrainEnd::Unsaved(state.open_turn().step)
         } else {

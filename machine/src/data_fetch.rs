@@ -70,12 +70,13 @@ pub enum DataFetchError {
 }
 
 impl DataFetchError {
-    /// The hash of data that no node has sound, though all of them answered.
+    /// The hash of data that no node has, as all that were asked answered.
     #[must_use]
     pub const fn missing(&self) -> Option<Digest> {
         match self {
-            Self::Nowhere { hash } | Self::AllDamaged { hash, .. } => Some(*hash),
-            Self::Size { .. }
+            Self::Nowhere { hash } => Some(*hash),
+            Self::AllDamaged { .. }
+            | Self::Size { .. }
             | Self::Fetch { .. }
             | Self::Interrupted
             | Self::Disk(_)
@@ -193,11 +194,14 @@ impl<S> ReceivedData<S> {
 
     /// Why the data `hash` cannot be had, which is damaged on these nodes.
     fn error(self, hash: Digest, damaged: Vec<NodeId>) -> DataFetchError {
-        match self.failure {
-            _ if !damaged.is_empty() => DataFetchError::AllDamaged { hash, nodes: damaged },
-            BulkError::NoHolderLeft { .. } if self.is_nowhere => DataFetchError::Nowhere { hash },
-            error => DataFetchError::Fetch { hash, error },
+        if !damaged.is_empty() {
+            return DataFetchError::AllDamaged { hash, nodes: damaged };
         }
+        // Without a holder nobody was asked.
+        if self.is_nowhere && matches!(self.failure, BulkError::NoHolderLeft { .. }) {
+            return DataFetchError::Nowhere { hash };
+        }
+        DataFetchError::Fetch { hash, error: self.failure }
     }
 
     fn note_failure(&mut self, error: BulkError) {

@@ -1,6 +1,7 @@
 //! Long work of a worker beside the passes of steps, as `status` shows it.
 
-use serde::{Deserialize, Serialize};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use zbelastic_types::{Bytes, Digest, LayerId, Step};
 
 /// Long work of a worker beside the passes of steps.
@@ -37,9 +38,22 @@ pub enum LongActivity {
     },
     /// The text, weights or a shard of the job is on no node that was asked; it is requested again.
     AwaitingData {
-        /// Its hash, by which the job names it.
+        /// Its hash, by which the job names it; 64 hexadecimal letters in JSON.
+        #[serde(serialize_with = "to_hex", deserialize_with = "of_hex")]
         hash: Digest,
     },
+}
+
+fn to_hex<S: Serializer>(hash: &Digest, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(hash)
+}
+
+fn of_hex<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Digest, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    let byte = |at: usize| u8::from_str_radix(text.get(2 * at..2 * at + 2)?, 16).ok();
+    let bytes: Option<Vec<u8>> = (0..text.len() / 2).map(byte).collect();
+    let hash = bytes.and_then(|bytes| bytes.try_into().ok());
+    hash.map(Digest).ok_or_else(|| D::Error::custom("no 64 hexadecimal letters"))
 }
 
 impl std::fmt::Display for LongActivity {

@@ -207,7 +207,7 @@ function drawCharts() {
     return;
   }
   // Another run has begun, or none: the curves of the one before are not its own.
-  charts.clear();
+  charts.forget();
   byId("loss").replaceChildren(element("div", { class: "empty", textContent: "No step is sealed yet." }));
   for (const id of ["norm", "rate"]) byId(id).replaceChildren();
 }
@@ -270,9 +270,9 @@ function drawCauses(measured, planned) {
 }
 
 /** A long activity of a member, as `status` has it, with how far it is. */
-function activityText([kind, { done, total }]) {
+function activityText([kind, { done, total, layer, hash }]) {
   const name = kind.replaceAll("_", " ");
-  if (total == null) return name;
+  if (total == null) return [name, layer ?? hash?.slice(0, 12) ?? ""].join(" ").trim();
   return kind === "evaluating" ? `${name} ${done} of ${total} passes` : `${name} ${bytes(done)} of ${bytes(total)}`;
 }
 

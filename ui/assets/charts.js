@@ -111,6 +111,8 @@ class Charts {
     for (const [name, plot] of Object.entries(this.plots)) {
       const box = this.elements[name];
       plot.setSize({ width: box.clientWidth, height: box.clientHeight });
+      // It stands where the cursor was.
+      box.tip?.remove();
     }
   }
 
@@ -118,6 +120,14 @@ class Charts {
   clear() {
     for (const plot of Object.values(this.plots)) plot.destroy();
     this.plots = {};
+  }
+
+  /** Removes the curves with their steps: they are of another run. */
+  forget() {
+    this.clear();
+    this.steps = null;
+    this.range = null;
+    this.onZoom(false);
   }
 
   /** Draws again with the colours of the theme. */

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use serde_json::Value;
+use zbelastic_api::JobPhaseStatus;
 
 use crate::harness::{PATIENCE, SpawnedCluster, zbelastic};
 
@@ -147,4 +148,26 @@ fn the_tokenizer_of_a_run_is_exported_with_it_and_no_other() {
     assert_eq!(refused.status.code(), Some(2), "{stderr}");
     assert!(stderr.contains("has hash") && stderr.contains("the run's is"), "{stderr}");
     assert!(!path("none").exists());
+}
+
+/// A shard that no node has any more holds the run, which says so; it goes on when the shard is sent again.
+#[test]
+fn a_shard_that_no_node_has_holds_the_run_until_it_is_there() {
+    let mut cluster = SpawnedCluster::new();
+    configured(&cluster, 300_000);
+    printed(&cluster, &["run", "run.toml", "--detach"]);
+    let data = cluster.root.path().join("controller/data");
+    let mut shards = fs::read_dir(data).expect("it keeps data").flatten().map(|entry| entry.path());
+    let shard = shards.find(|path| path.extension().is_some_and(|found| found == "data"));
+    let shard = shard.expect("the shard was sent");
+    let hash = shard.file_stem().expect("a hash").to_string_lossy().into_owned();
+    fs::remove_file(&shard).expect("it is there");
+    cluster.join_all(&["a", "b"], 3);
+    let held = format!("waits for data {hash}, which no node has");
+    cluster.wait("a run that is held", |cluster| {
+        let phase = cluster.status()?.job?.phase;
+        matches!(phase, JobPhaseStatus::Waiting { reason } if reason.contains(&held)).then_some(())
+    });
+    printed(&cluster, &["run", "run.toml", "--detach"]);
+    assert_eq!(cluster.digest(STEPS).to_string(), undisturbed(&cluster));
 }

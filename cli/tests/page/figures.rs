@@ -41,18 +41,22 @@ fn a_scrape_has_what_members_use_and_what_the_plan_counts_on() {
         let is_far = member.road == MemberPath::Quic;
         assert_eq!(member.round_trip_us.is_some(), is_far, "{member:#?}");
     }
-    let metrics = cluster.wait("the same in a scrape", |_| {
+    // On a machine that is busy the plan may be another one by now, in one of both first.
+    let metrics = cluster.wait("the same in a scrape", |cluster| {
         let text = get(&host, "/metrics", "")?.text;
-        let used = |member| of_member(&text, "memory_used_bytes", member);
+        let status = cluster.status()?;
+        let is_alike = |member: &MemberStatus| {
+            let planned = of_member(&text, "memory_planned_bytes", member);
+            of_member(&text, "memory_used_bytes", member).is_some()
+                && planned == member.memory_planned.map(|bytes| bytes.0 as f64)
+        };
         value(&text, "zbelastic_bubble_ratio{kind=\"planned\"} ")?;
-        status.members.iter().all(|member| used(member).is_some()).then_some(text)
+        status.members.iter().all(is_alike).then_some(text)
     });
     let planned = value(&metrics, "zbelastic_bubble_ratio{kind=\"planned\"} ");
     assert!(planned.is_some_and(|share| (0.0..1.0).contains(&share)), "{metrics}");
     for member in &status.members {
         let used = of_member(&metrics, "memory_used_bytes", member);
         assert!(used > Some(LEAST_BYTES), "{}: {metrics}", member.name);
-        let planned = of_member(&metrics, "memory_planned_bytes", member);
-        assert_eq!(planned, member.memory_planned.map(|bytes| bytes.0 as f64), "{metrics}");
     }
 }

@@ -84,6 +84,9 @@ pub fn check_zoom(browser: &Browser) {
             _ => send("mouseReleased", 0),
         }
     });
+    // A mouse that rests over a curve points at it.
+    let away = json!({ "type": "mouseMoved", "x": 1, "y": 1, "button": "none", "buttons": 0 });
+    browser.chrome("Input.dispatchMouseEvent", &away);
     check_drag(browser, |phase, x, y| {
         let point = json!([{ "x": x, "y": y }]);
         let (kind, points) = match phase {

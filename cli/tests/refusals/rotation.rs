@@ -89,7 +89,7 @@ fn a_cluster_that_trains_gets_another_authority_and_nobody_who_is_there_is_cut_o
 
     let stdout = site.stdout_of(&["cluster", "rotate-ca", "--yes"]);
     assert!(
-        stdout.contains("announced") && stdout.contains("name the authority before"),
+        stdout.contains("announced") && stdout.contains("tokens of the authority before"),
         "{stdout}"
     );
     site.wait_for_phase("issuing");

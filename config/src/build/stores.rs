@@ -7,11 +7,10 @@ use zbelastic_data::window::Packing;
 
 use super::ConfigBuilder;
 use crate::key::Key;
-use crate::model::TOKENIZER_JSON;
 use crate::problem::ConfigProblem;
 use crate::reader::SettingsReader;
 use crate::settings::ConfigOrigin;
-use crate::tokens::{BYTES_TOKENIZER, StoreShare, TokensConfig, TokensError};
+use crate::tokens::{BYTES_TOKENIZER, StoreShare, TOKENIZER_JSON, TokensConfig, TokensError};
 
 /// The entries of the key that are no shares are left out here, and reported by the builder.
 pub(crate) fn tokens_config(reader: &SettingsReader<'_>) -> TokensConfig {

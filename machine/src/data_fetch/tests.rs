@@ -141,6 +141,18 @@ async fn a_chunk_that_is_sound_nowhere_is_an_error_that_names_the_nodes() {
 }
 
 #[tokio::test]
+async fn what_each_node_answered_not_to_have_is_missing() {
+    let data = data(2);
+    let name = DataName::of(&data);
+    let error = Folders::of(3).mend(3, name).await.expect_err("it is nowhere");
+    assert!(matches!(error, DataFetchError::Nowhere { hash } if hash == name.hash), "{error}");
+    assert_eq!(error.missing(), Some(name.hash));
+    // Where nobody was asked, it may be anywhere.
+    let error = Folders::of(1).mend(1, name).await.expect_err("there is nobody");
+    assert_eq!(error.missing(), None, "{error}");
+}
+
+#[tokio::test]
 async fn what_is_left_of_a_file_that_was_cut_short_stays() {
     let data = data(4);
     let name = DataName::of(&data);

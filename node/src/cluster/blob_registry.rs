@@ -4,10 +4,10 @@
 use std::sync::Arc;
 
 use zbelastic_machine::layer_snapshot::LayerSnapshot;
-use zbelastic_transport::BulkBody;
 use zbelastic_transport::bulk::OfferedBodies;
+use zbelastic_transport::{BulkBody, Transport};
 use zbelastic_types::{Generation, LayerId, Step};
-use zbelastic_wire::{BulkKey, PieceRef};
+use zbelastic_wire::{self as wire, BulkKey, PieceRef};
 
 /// Layers offered at once: as many as a model may have, for the plan under way and the one before,
 /// or of the last checkpoint.
@@ -28,6 +28,14 @@ impl BlobRegistry {
     #[must_use]
     pub fn new(stored: FindStoredBlob) -> Self {
         Self { layers: OfferedBodies::new(LAYERS_MAX), stored: Arc::new(stored) }
+    }
+
+    /// Answers requests of other nodes on the bulk lane.
+    pub fn serve(self, transport: &Transport) {
+        transport.set_bulk_source(Box::new(move |_, key| {
+            let key: BulkKey = wire::decode(key).ok()?;
+            self.find(&key)
+        }));
     }
 
     /// Offers a blob under a key. Beyond the limit the oldest plan's layers go first.

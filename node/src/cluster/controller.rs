@@ -51,7 +51,7 @@ use zbelastic_policy::trust::{ClaimContext, ClaimRefusal, check_claim, connectio
 use zbelastic_transport::{ControlKind, RequestReply, Transport, TransportEvent};
 use zbelastic_types::NodeId;
 use zbelastic_wire::document::JobDocument;
-use zbelastic_wire::{self as wire, BulkKey, NodeMessage};
+use zbelastic_wire::{self as wire, NodeMessage};
 
 use super::background::BackgroundTasks;
 use super::blob_registry::BlobRegistry;
@@ -159,11 +159,7 @@ pub async fn run(
 
 fn serve_bodies(transport: &Transport, checkpoint_thread: &CheckpointThread) {
     let stored = checkpoint_thread.clone();
-    let registry = BlobRegistry::new(Box::new(move |key| stored.find(key)));
-    transport.set_bulk_source(Box::new(move |_, key| {
-        let key: BulkKey = wire::decode(key).ok()?;
-        registry.find(&key)
-    }));
+    BlobRegistry::new(Box::new(move |key| stored.find(key))).serve(transport);
 }
 
 impl ControllerNode {
@@ -273,7 +269,7 @@ impl ControllerNode {
                 self.links.note_down(peer.node);
                 self.disks.note_down(peer.node);
                 self.send_to_core(Input::Closed { node: peer.node, end: connection_end(reason) });
-                self.exit_if(exit);
+                self.exit = exit.or(self.exit.take());
             }
             TransportEvent::Control { from, bytes } => self.handle_control(from, &bytes),
             TransportEvent::Request { from, bytes, reply } => {
@@ -286,13 +282,13 @@ impl ControllerNode {
             ),
             TransportEvent::DuplicateIdentity { reported_by } => {
                 let exit = self.connections.note_duplicate(reported_by);
-                self.exit_if(exit);
+                self.exit = exit.or(self.exit.take());
             }
             TransportEvent::DialFailed { node, address, problem } => {
                 let failed = (address, &problem);
                 let journal = &mut self.ports.journal;
                 let exit = self.connections.note_dial_failed(node, failed, journal);
-                self.exit_if(exit);
+                self.exit = exit.or(self.exit.take());
             }
             TransportEvent::Strangers { count, last, reason: why } => {
                 self.ports.journal.log(format!(
@@ -300,11 +296,6 @@ impl ControllerNode {
                 ));
             }
         }
-    }
-
-    /// Ends the process as `exit` says, if there is a reason to.
-    fn exit_if(&mut self, exit: Option<ProcessExit>) {
-        self.exit = exit.or(self.exit.take());
     }
 
     fn handle_control(&mut self, from: PeerIdentity, bytes: &Bytes) {
@@ -513,7 +504,7 @@ impl ControllerNode {
 
     fn handle_signal(&mut self, signal: NodeSignal) {
         let exit = self.drain.note_signal(signal);
-        self.exit_if(exit);
+        self.exit = exit.or(self.exit.take());
         self.follow_drain();
         if self.exit.is_none() {
             let text = "draining: stays until workers that drain are gone; a second signal ends it";

@@ -133,14 +133,14 @@ async fn beside<T: Send + 'static>(
     tokio::task::spawn_blocking(work).await.map_err(|_| FetchError::Interrupted)?
 }
 
-/// Gets the file of weights onto this node's disk, or into memory where the disk has no space for it.
+/// Gets the file of weights onto this node's disk, or into memory where the disk does not take it.
 async fn fetch_weights(
     name: DataName,
     route: &DataRoute,
 ) -> Result<(Box<dyn WeightBytes + Send>, Vec<DamagedCopy>), FetchError> {
     let nodes = match wanted(name, route).keep().await {
         Ok(nodes) => nodes,
-        Err(DataFetchError::Room(_)) => {
+        Err(DataFetchError::Room(_) | DataFetchError::Disk(_)) => {
             let FetchedData { bytes, damaged } = fetch_data(name, route).await?;
             return Ok((Box::new(bytes), damaged));
         }

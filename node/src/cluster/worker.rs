@@ -191,7 +191,7 @@ impl WorkerNode {
                 }
                 let exit = self.connections.note_down(peer, reason, &mut self.ports.journal);
                 self.pieces.note_holder_down(peer.node, &mut self.ports);
-                self.exit_if(exit);
+                self.ports.exit = exit.or(self.ports.exit.take());
             }
             TransportEvent::Control { from, bytes } => self.handle_control(from, &bytes),
             TransportEvent::Request { from, bytes, reply } => {
@@ -200,7 +200,7 @@ impl WorkerNode {
             TransportEvent::Join { reply, .. } => drop(reply),
             TransportEvent::DuplicateIdentity { reported_by } => {
                 let exit = self.connections.note_duplicate(reported_by);
-                self.exit_if(exit);
+                self.ports.exit = exit.or(self.ports.exit.take());
             }
             TransportEvent::DialFailed { node, address, problem } => {
                 if problem == DialProblem::AuthorityRetired {
@@ -209,7 +209,7 @@ impl WorkerNode {
                 let failed = (address, &problem);
                 let journal = &mut self.ports.journal;
                 let exit = self.connections.note_dial_failed(node, failed, journal);
-                self.exit_if(exit);
+                self.ports.exit = exit.or(self.ports.exit.take());
             }
             TransportEvent::Strangers { count, last, reason: why } => {
                 self.ports.journal.log(format!(
@@ -217,11 +217,6 @@ impl WorkerNode {
                 ));
             }
         }
-    }
-
-    /// Ends the process as `exit` says, if there is a reason to.
-    fn exit_if(&mut self, exit: Option<ProcessExit>) {
-        self.ports.exit = exit.or(self.ports.exit.take());
     }
 
     fn handle_control(&mut self, from: PeerIdentity, bytes: &Bytes) {
@@ -373,7 +368,8 @@ impl WorkerNode {
                 }
             }
             WorkerCompletion::RequestData => {
-                self.job.take_held().into_iter().for_each(|command| self.execute(command));
+                let held = self.job.take_held(ports);
+                held.into_iter().for_each(|command| self.execute(command));
             }
             WorkerCompletion::Job(fetched) => {
                 let held = self.job.handle_fetched(*fetched, (ports, &self.identity));

@@ -65,7 +65,7 @@ impl<'de> Visitor<'de> for DistinctKeysVisitor {
         let mut map = Map::new();
         while let Some(key) = items.next_key::<String>()? {
             if map.contains_key(&key) {
-                return Err(Error::custom(format_args!("the key `{key}` stands there twice")));
+                return Err(Error::custom(format_args!("the key `{key}` appears twice")));
             }
             let DistinctKeys(value) = items.next_value()?;
             map.insert(key, value);
@@ -95,8 +95,8 @@ mod tests {
         check("", "EOF");
         check("[1]", "expected a map");
         check("{} 1", "trailing characters");
-        check(r#"{"a": 1, "b": 2, "a": 1}"#, "the key `a` stands there twice");
-        check(r#"{"a": [{"b": 1, "b": 2}]}"#, "the key `b` stands there twice");
+        check(r#"{"a": 1, "b": 2, "a": 1}"#, "the key `a` appears twice");
+        check(r#"{"a": [{"b": 1, "b": 2}]}"#, "the key `b` appears twice");
         check(&("[".repeat(1000) + &"]".repeat(1000)), "recursion limit");
     }
 }

@@ -21,7 +21,6 @@ use zbelastic_policy::roster::Roster;
 use zbelastic_transport::RequestReply;
 use zbelastic_types::{Digest, NodeId};
 use zbelastic_wire::{NodeAnswer, NodeMessage};
-use zbelastic_wording::figures::counted;
 
 use super::authority_files::{
     AuthorityFileResult, AuthorityMade, bridge, find_next, make, succeed,
@@ -361,9 +360,9 @@ impl AuthorityRotation {
         let tokens = state.access().tokens_beside(key).count();
         let what = format!(
             "authority {key} is {phase}; `zbelastic cluster info` shows which members it waits for\n\
-             {} that name the authority before, which are revoked when it is retired: make others with \
+             tokens of the authority before, revoked when it is retired: {}; make others with \
              `zbelastic token create` once the new one issues",
-            counted(tokens as u64, "token"),
+            tokens,
         );
         let (nodes, _) = self.waits_for(state);
         ApiAnswer::Done(ChangeSummary { what, nodes })

@@ -12,6 +12,7 @@ use zbelastic_consensus::plan::PlanRecord;
 use zbelastic_consensus::pre_copy::PreCopyPlan;
 use zbelastic_consensus::session::WorkerCommand;
 use zbelastic_data::training_data::TrainingData;
+use zbelastic_policy::held_commands::{drop_superseded, needs_data};
 use zbelastic_policy::roster::Roster;
 use zbelastic_trainer::elastic::{StateLen, image_bytes};
 use zbelastic_trainer::model::{LayerSpec, model_layers};
@@ -37,9 +38,9 @@ use zbelastic_policy::WorkCounter;
 /// beyond this the plan they belong to is long over.
 const COMMANDS_HELD_MAX: usize = 256;
 
-/// Time until data that no node has is requested again: the answer costs few bytes, and whoever uploads
-/// the data waits for the run to go on.
-const REQUEST_AGAIN: Duration = Duration::from_secs(2);
+/// Time until data that no node has is requested again, with what was fetched beside it read again: whoever
+/// uploads the data waits so long for the run to go on.
+const REQUEST_AGAIN: Duration = Duration::from_secs(5);
 
 /// The job with its text and weights, which are here. Of token stores the shards are here once a
 /// stage of this node reads tokens.
@@ -177,6 +178,9 @@ impl WorkerJob {
             JobReadiness::Idle | JobReadiness::Ready(_) => return Ok(Some(command)),
         };
         if held.len() >= COMMANDS_HELD_MAX {
+            drop_superseded(held);
+        }
+        if held.len() >= COMMANDS_HELD_MAX {
             return Err(TooManyCommands);
         }
         held.push_back(command);
@@ -299,18 +303,23 @@ impl WorkerJob {
         held
     }
 
-    /// Data that no node had is requested again: yields the commands that waited for it, of which the
-    /// first one begins the request.
-    pub(super) fn take_held(&mut self) -> VecDeque<WorkerCommand> {
-        match &mut self.readiness {
-            JobReadiness::Idle => VecDeque::new(),
+    /// Data that no node had is requested again, by the first of the commands that waited for it, if
+    /// one of them still needs it.
+    pub(super) fn take_held(&mut self, ports: &mut WorkerPorts) -> VecDeque<WorkerCommand> {
+        let mut held = match &mut self.readiness {
+            JobReadiness::Idle => return VecDeque::new(),
             JobReadiness::Fetching(held) => {
                 let held = std::mem::take(held);
                 self.readiness = JobReadiness::Idle;
                 held
             }
             JobReadiness::Ready(job) => job.fetching_stores.take().unwrap_or_default(),
+        };
+        drop_superseded(&mut held);
+        if !needs_data(&held) {
+            ports.work_log.note_missing(None);
         }
+        held
     }
 
     /// A plan is loaded: frames of it are expected from now on, and those of the plan before are no
@@ -454,7 +463,11 @@ mod tests {
         for _ in 0..COMMANDS_HELD_MAX {
             assert!(job.hold(WorkerCommand::Stop).is_ok_and(|command| command.is_none()));
         }
-        assert!(job.hold(WorkerCommand::Stop).is_err(), "their plan is long over");
+        assert!(job.hold(WorkerCommand::Rewind).is_ok(), "plans that were ended are dropped");
+        for _ in 1..COMMANDS_HELD_MAX {
+            assert!(job.hold(WorkerCommand::Rewind).is_ok());
+        }
+        assert!(job.hold(WorkerCommand::Rewind).is_err(), "their plan is long over");
         assert!(job.active().is_none());
     }
 

@@ -4,7 +4,6 @@ use std::time::Instant;
 
 use zbelastic_transport::Transport;
 use zbelastic_wire::frames::{IncomingFrame, incoming};
-use zbelastic_wire::{self as wire, BulkKey};
 
 use super::WorkerNode;
 use crate::cluster::blob_registry::BlobRegistry;
@@ -32,11 +31,7 @@ pub(super) fn connect_lanes(
         };
         let _ = to_device.send(input);
     }));
-    let blob_registry = blob_registry.clone();
-    transport.set_bulk_source(Box::new(move |_, key| {
-        let key: BulkKey = wire::decode(key).ok()?;
-        blob_registry.find(&key)
-    }));
+    blob_registry.clone().serve(transport);
 }
 
 impl WorkerNode {

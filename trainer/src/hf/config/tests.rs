@@ -236,8 +236,8 @@ fn what_would_be_another_model_and_a_key_that_stands_there_twice_are_refused() {
     assert!(error.contains("`add_cross_attention` is true"), "{error}");
     let twice = gpt2.replace("KEY", r#"false, "n_head": 4"#);
     let error = parse_config(&twice).expect_err("refused").to_string();
-    assert!(error.contains("the key `n_head` stands there twice"), "{error}");
+    assert!(error.contains("the key `n_head` appears twice"), "{error}");
     let nested = r#"false, "task_specific_params": {"a": 1, "a": 1}"#;
     let error = parse_config(&gpt2.replace("KEY", nested)).expect_err("refused").to_string();
-    assert!(error.contains("the key `a` stands there twice"), "{error}");
+    assert!(error.contains("the key `a` appears twice"), "{error}");
 }
