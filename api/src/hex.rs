@@ -14,14 +14,7 @@ impl HexDigest {
     /// The digest that 64 hexadecimal letters write.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
-        if text.len() != 64 || !text.bytes().all(|letter| letter.is_ascii_hexdigit()) {
-            return None;
-        }
-        let mut bytes = [0; 32];
-        for (index, byte) in bytes.iter_mut().enumerate() {
-            *byte = u8::from_str_radix(&text[2 * index..2 * index + 2], 16).ok()?;
-        }
-        Some(Self(Digest(bytes)))
+        Digest::parse(text).map(Self)
     }
 
     /// Its first letters, enough to tell two digests apart.

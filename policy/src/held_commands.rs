@@ -8,11 +8,9 @@ use zbelastic_consensus::session::WorkerCommand;
 /// Drops the commands of plans that a later command ends: none of them was loaded. What gives up layers stays.
 pub fn drop_superseded(held: &mut VecDeque<WorkerCommand>) {
     let Some(last) = held.iter().rposition(ends_plan) else { return };
-    let mut index = 0;
-    held.retain(|command| {
-        index += 1;
-        index > last || gives_up_layers(command)
-    });
+    let mut in_force = held.split_off(last);
+    held.retain(gives_up_layers);
+    held.append(&mut in_force);
 }
 
 /// Whether nothing that was loaded before is needed behind a command.

@@ -50,10 +50,7 @@ fn to_hex<S: Serializer>(hash: &Digest, serializer: S) -> Result<S::Ok, S::Error
 
 fn of_hex<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Digest, D::Error> {
     let text = String::deserialize(deserializer)?;
-    let byte = |at: usize| u8::from_str_radix(text.get(2 * at..2 * at + 2)?, 16).ok();
-    let bytes: Option<Vec<u8>> = (0..text.len() / 2).map(byte).collect();
-    let hash = bytes.and_then(|bytes| bytes.try_into().ok());
-    hash.map(Digest).ok_or_else(|| D::Error::custom("no 64 hexadecimal letters"))
+    Digest::parse(&text).ok_or_else(|| D::Error::custom("no 64 hexadecimal letters"))
 }
 
 impl std::fmt::Display for LongActivity {

@@ -138,6 +138,11 @@ fn standing_text(member: &MemberStatus) -> String {
     }
 }
 
+/// The round trip to a member, if it is known.
+pub fn round_trip_text(member: &MemberStatus) -> Option<String> {
+    member.round_trip_us.map(|us| format!("{:.2} ms", us as f64 / 1e3))
+}
+
 fn memory_text(member: &MemberStatus) -> String {
     match (member.role, member.memory_used) {
         (MemberRole::Controller, used) => used.map_or_else(String::new, |used| used.to_string()),
@@ -192,7 +197,6 @@ fn path_text(path: MemberPath) -> &'static str {
 /// One member, a line for each thing that is known.
 #[must_use]
 pub fn render_member(member: &MemberStatus, status: &StatusReport) -> String {
-    let round_trip = member.round_trip_us.map(|us| format!("{:.2} ms", us as f64 / 1e3));
     let lines = [
         ("name", Some(member.name.clone())),
         ("number", Some(member.id.to_string())),
@@ -203,7 +207,7 @@ pub fn render_member(member: &MemberStatus, status: &StatusReport) -> String {
         ("zone", Some(member.zone.clone()).filter(|zone| !zone.is_empty())),
         ("road", Some(path_text(member.road).to_owned())),
         ("heard", member.last_heard_ms.map(|age_ms| format!("{} ago", silence_text(age_ms)))),
-        ("round trip", round_trip),
+        ("round trip", round_trip_text(member)),
         ("log behind", member.log_behind.map(|entries| format!("{entries} entries"))),
         ("device", Some(member.device.clone())),
         ("left out", member.left_out.clone()),

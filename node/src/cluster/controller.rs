@@ -269,7 +269,7 @@ impl ControllerNode {
                 self.links.note_down(peer.node);
                 self.disks.note_down(peer.node);
                 self.send_to_core(Input::Closed { node: peer.node, end: connection_end(reason) });
-                self.exit = exit.or(self.exit.take());
+                ProcessExit::put(&mut self.exit, exit);
             }
             TransportEvent::Control { from, bytes } => self.handle_control(from, &bytes),
             TransportEvent::Request { from, bytes, reply } => {
@@ -282,13 +282,13 @@ impl ControllerNode {
             ),
             TransportEvent::DuplicateIdentity { reported_by } => {
                 let exit = self.connections.note_duplicate(reported_by);
-                self.exit = exit.or(self.exit.take());
+                ProcessExit::put(&mut self.exit, exit);
             }
             TransportEvent::DialFailed { node, address, problem } => {
                 let failed = (address, &problem);
                 let journal = &mut self.ports.journal;
                 let exit = self.connections.note_dial_failed(node, failed, journal);
-                self.exit = exit.or(self.exit.take());
+                ProcessExit::put(&mut self.exit, exit);
             }
             TransportEvent::Strangers { count, last, reason: why } => {
                 self.ports.journal.log(format!(
@@ -504,7 +504,7 @@ impl ControllerNode {
 
     fn handle_signal(&mut self, signal: NodeSignal) {
         let exit = self.drain.note_signal(signal);
-        self.exit = exit.or(self.exit.take());
+        ProcessExit::put(&mut self.exit, exit);
         self.follow_drain();
         if self.exit.is_none() {
             let text = "draining: stays until workers that drain are gone; a second signal ends it";

@@ -55,6 +55,11 @@ pub enum ProcessExit {
 }
 
 impl ProcessExit {
+    /// Puts an exit in the place of the one before, if there is one.
+    pub(super) fn put(place: &mut Option<Self>, exit: Option<Self>) {
+        *place = exit.or(place.take());
+    }
+
     /// How a controller with a core that cannot continue ends.
     #[must_use]
     pub fn of_fatal(cause: &FatalCause) -> Self {

@@ -191,7 +191,7 @@ impl WorkerNode {
                 }
                 let exit = self.connections.note_down(peer, reason, &mut self.ports.journal);
                 self.pieces.note_holder_down(peer.node, &mut self.ports);
-                self.ports.exit = exit.or(self.ports.exit.take());
+                ProcessExit::put(&mut self.ports.exit, exit);
             }
             TransportEvent::Control { from, bytes } => self.handle_control(from, &bytes),
             TransportEvent::Request { from, bytes, reply } => {
@@ -200,7 +200,7 @@ impl WorkerNode {
             TransportEvent::Join { reply, .. } => drop(reply),
             TransportEvent::DuplicateIdentity { reported_by } => {
                 let exit = self.connections.note_duplicate(reported_by);
-                self.ports.exit = exit.or(self.ports.exit.take());
+                ProcessExit::put(&mut self.ports.exit, exit);
             }
             TransportEvent::DialFailed { node, address, problem } => {
                 if problem == DialProblem::AuthorityRetired {
@@ -209,7 +209,7 @@ impl WorkerNode {
                 let failed = (address, &problem);
                 let journal = &mut self.ports.journal;
                 let exit = self.connections.note_dial_failed(node, failed, journal);
-                self.ports.exit = exit.or(self.ports.exit.take());
+                ProcessExit::put(&mut self.ports.exit, exit);
             }
             TransportEvent::Strangers { count, last, reason: why } => {
                 self.ports.journal.log(format!(

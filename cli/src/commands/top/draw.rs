@@ -15,6 +15,7 @@ use zbelastic_view::{Dashboard, MarkKind, SourceState};
 use zbelastic_wording::figures::grouped;
 
 use super::figures::{cluster_figures, log_lag, progress_figures, training_figures, wrapped};
+use crate::commands::node::round_trip_text;
 
 /// Rows of the table of nodes beside those of nodes: its title and the names of its columns.
 const TABLE_ROWS: u16 = 2;
@@ -226,7 +227,6 @@ const COLUMNS: [NodeColumn; 8] = [
 fn cells(member: &MemberStatus, status: Option<&StatusReport>) -> [Span<'static>; COLUMNS.len()] {
     let text = |text: Option<String>| Span::raw(text.unwrap_or_else(|| "–".to_owned()));
     let given = |text: &str| (!text.is_empty()).then(|| escape(text).into_owned());
-    let round_trip = member.round_trip_us.map(|us| format!("{:.2} ms", us as f64 / 1e3));
     let (state, colour) = state_text(member, status);
     [
         text(given(&member.name)),
@@ -235,7 +235,7 @@ fn cells(member: &MemberStatus, status: Option<&StatusReport>) -> [Span<'static>
         text(given(&member.device)),
         text(member.memory_used.map(|bytes| bytes.to_string())),
         text(given(&member.zone)),
-        text(round_trip),
+        text(round_trip_text(member)),
         Span::styled(state, colour),
     ]
 }
