@@ -51,10 +51,10 @@ pub enum DataFetchError {
         hash: Digest,
     },
     /// A chunk of it is sound on no node.
-    #[error("part of {hash} is sound on no node, and damaged on {nodes:?}; upload it again")]
+    #[error("part of {} is sound on no node, and damaged on {nodes:?}; upload it again", .name.hash)]
     AllDamaged {
-        /// The hash that was requested.
-        hash: Digest,
+        /// The hash that was requested, and its length.
+        name: DataName,
         /// The nodes with damaged copies.
         nodes: Vec<NodeId>,
     },
@@ -70,13 +70,13 @@ pub enum DataFetchError {
 }
 
 impl DataFetchError {
-    /// The hash of data that no node has, as all that were asked answered.
+    /// The hash of data that no node has whole, as all that were asked answered.
     #[must_use]
     pub const fn missing(&self) -> Option<Digest> {
         match self {
             Self::Nowhere { hash } => Some(*hash),
-            Self::AllDamaged { .. }
-            | Self::Size { .. }
+            Self::AllDamaged { name, .. } => Some(name.hash),
+            Self::Size { .. }
             | Self::Fetch { .. }
             | Self::Interrupted
             | Self::Disk(_)
@@ -192,11 +192,12 @@ impl<S> ReceivedData<S> {
         Self { hashes, sink: None, failure: BulkError::NoHolders, is_nowhere: true }
     }
 
-    /// Why the data `hash` cannot be had, which is damaged on these nodes.
-    fn error(self, hash: Digest, damaged: Vec<NodeId>) -> DataFetchError {
+    /// Why the data `name` cannot be had, which is damaged on these nodes.
+    fn error(self, name: DataName, damaged: Vec<NodeId>) -> DataFetchError {
         if !damaged.is_empty() {
-            return DataFetchError::AllDamaged { hash, nodes: damaged };
+            return DataFetchError::AllDamaged { name, nodes: damaged };
         }
+        let hash = name.hash;
         // Without a holder nobody was asked.
         if self.is_nowhere && matches!(self.failure, BulkError::NoHolderLeft { .. }) {
             return DataFetchError::Nowhere { hash };
@@ -286,7 +287,7 @@ impl<H: DataHolders> WantedData<'_, H> {
                 }
                 DataFetchAction::Done { damaged } => return received.finish(damaged),
                 DataFetchAction::Failed { damaged } => {
-                    return Err(received.error(name.hash, damaged));
+                    return Err(received.error(name, damaged));
                 }
             };
             next = decision.note(outcome?);

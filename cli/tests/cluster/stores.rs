@@ -1,7 +1,7 @@
 //! Token stores in a cluster: who fetches shards, and what a kill on the way changes.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use zbelastic_api::JobPhaseStatus;
@@ -153,6 +153,21 @@ fn the_tokenizer_of_a_run_is_exported_with_it_and_no_other() {
 /// A shard that no node has any more holds the run, which says so; it goes on when the shard is sent again.
 #[test]
 fn a_shard_that_no_node_has_holds_the_run_until_it_is_there() {
+    held_run(|shard| fs::remove_file(shard).expect("it is there"));
+}
+
+/// A file of the same length is there, and a chunk of it is sound nowhere.
+#[test]
+fn a_shard_that_rotted_holds_the_run_until_it_is_uploaded_again() {
+    held_run(|shard| {
+        let mut bytes = fs::read(shard).expect("it is there");
+        bytes[0] ^= 1;
+        fs::write(shard, bytes).expect("writable");
+    });
+}
+
+/// A run whose only shard is lost in this way before a worker joins.
+fn held_run(lose: impl FnOnce(&Path)) {
     let mut cluster = SpawnedCluster::new();
     configured(&cluster, 300_000);
     printed(&cluster, &["run", "run.toml", "--detach"]);
@@ -161,7 +176,7 @@ fn a_shard_that_no_node_has_holds_the_run_until_it_is_there() {
     let shard = shards.find(|path| path.extension().is_some_and(|found| found == "data"));
     let shard = shard.expect("the shard was sent");
     let hash = shard.file_stem().expect("a hash").to_string_lossy().into_owned();
-    fs::remove_file(&shard).expect("it is there");
+    lose(&shard);
     cluster.join_all(&["a", "b"], 3);
     let held = format!("waits for data {hash}, which no node has");
     cluster.wait("a run that is held", |cluster| {

@@ -132,9 +132,9 @@ async fn a_chunk_that_is_sound_nowhere_is_an_error_that_names_the_nodes() {
     let folders = Folders::of(3);
     folders.put(1, &data, &[1]);
     folders.put(2, &data, &[1, 2]);
-    let Err(DataFetchError::AllDamaged { nodes, .. }) = folders.mend(3, name).await else {
-        panic!("chunk 1 is sound nowhere")
-    };
+    let error = folders.mend(3, name).await.expect_err("chunk 1 is sound nowhere");
+    assert_eq!(error.missing(), Some(name.hash));
+    let DataFetchError::AllDamaged { nodes, .. } = error else { panic!("{error}") };
     assert_eq!(nodes, [NodeId(1), NodeId(2)]);
     assert!(!folders.path(3, name).exists(), "what is not whole leaves nothing");
     assert_eq!(fs::read_dir(folders.0[&NodeId(3)].path()).expect("readable").count(), 0);

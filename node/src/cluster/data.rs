@@ -90,6 +90,15 @@ impl FetchError {
             | Self::Weights(_) => None,
         }
     }
+
+    /// The copies that were found damaged, if none was found that is sound.
+    #[must_use]
+    pub fn damaged(&self) -> Vec<DamagedCopy> {
+        let Self::Data(DataFetchError::AllDamaged { name, nodes }) = self else {
+            return Vec::new();
+        };
+        nodes.iter().map(|node| DamagedCopy { node: *node, name: *name }).collect()
+    }
 }
 
 /// Gets all that a job is built from: text and weights. Bytes that arrive or are read count as progress.

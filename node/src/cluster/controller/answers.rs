@@ -317,7 +317,9 @@ impl ControllerNode {
         let checkpoint_thread = self.ports.tasks.checkpoint_thread();
         // Whether or not the first is here, each that is counts as new.
         let mut missing = job.data();
-        missing.retain(|name| !has_data(checkpoint_thread, *name));
+        missing.retain(|name| {
+            !has_data(checkpoint_thread, *name) || self.ports.data_fetches.is_unsound(*name)
+        });
         if let Some(missing) = missing.first() {
             return ApiAnswer::DataWanted(self.uploads.begin(*missing)).into();
         }
@@ -406,6 +408,7 @@ impl ControllerNode {
         let UploadWriteResult { hash, after, outcome, reply } = result;
         let (whole, answer) = self.uploads.note_written((hash, after), outcome);
         if let Some(name) = whole {
+            self.ports.data_fetches.note_uploaded(name);
             let others = self.ports.other_controllers();
             self.ports.outbox.send_to_all(others, &NodeMessage::KeepData(name));
         }

@@ -9,7 +9,7 @@ use zbelastic_wire::document::{DataName, JobDocument};
 
 use super::ports::{ControllerCompletion, ControllerPorts};
 use crate::cluster::checkpoint_thread::CheckpointThread;
-use crate::cluster::data::{DamagedCopy, damaged_text};
+use crate::cluster::data::{DamagedCopy, FetchError, damaged_text};
 use crate::cluster::kept_data::{DataRoute, keep_data};
 use zbelastic_api::HexDigest;
 use zbelastic_policy::WorkCounter;
@@ -18,7 +18,7 @@ use zbelastic_policy::WorkCounter;
 pub(super) struct DataFetchResult {
     name: DataName,
     damaged: Vec<DamagedCopy>,
-    failure: Option<String>,
+    failure: Option<FetchError>,
 }
 
 impl DataFetchResult {
@@ -26,6 +26,9 @@ impl DataFetchResult {
     pub(super) fn apply(self, ports: &mut ControllerPorts) {
         if let Some(holders) = ports.data_fetches.end(self.name, self.failure.is_none()) {
             fetch_data_of(self.name, holders, ports);
+        }
+        if self.failure.as_ref().is_some_and(|error| error.missing().is_some()) {
+            ports.data_fetches.note_unsound(self.name);
         }
         for DamagedCopy { node, name } in self.damaged {
             ports.journal.warn(damaged_text(node, name));
@@ -78,7 +81,7 @@ pub(super) fn fetch_data_of(name: DataName, holders: Vec<NodeId>, ports: &mut Co
     tasks.spawn(async move {
         let (damaged, failure) = match keep_data(name, &route).await {
             Ok(damaged) => (damaged, None),
-            Err(error) => (Vec::new(), Some(error.to_string())),
+            Err(error) => (Vec::new(), Some(error)),
         };
         ControllerCompletion::Data(DataFetchResult { name, damaged, failure })
     });

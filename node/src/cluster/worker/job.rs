@@ -436,6 +436,8 @@ fn request_later(error: Option<&FetchError>, ports: &mut WorkerPorts) -> bool {
     if is_news {
         ports.journal.warn(format!("data of the job is missing: {error}"));
     }
+    // A copy that is whole nowhere is not taken for one that is there when it is uploaded again.
+    report_damaged(error.damaged(), ports);
     ports.tasks.spawn(async {
         tokio::time::sleep(REQUEST_AGAIN).await;
         WorkerCompletion::RequestData
