@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use zbelastic_config::{DeviceChoice, RunConfig, WindowChoice};
+use zbelastic_config::{DeviceChoice, PrecisionChoice, RunConfig, WeightSource, WindowChoice};
 use zbelastic_consensus::job::{JobSpec, RunOrigin, STAGES_MAX};
 use zbelastic_consensus::run::run_name_of;
 use zbelastic_data::cursor::CursorError;
@@ -24,8 +24,8 @@ pub use zbelastic_policy::data::DataName;
 use crate::job_store::{JobStore, stores_name};
 use crate::messages::layer_bytes;
 
-/// The newest version of the document's form, which rates of decay of single tensors need: a program that
-/// does not know them would train by the scope alone.
+/// The newest version of the document's form, which rates of decay of single tensors need, islands, and
+/// bfloat16 on processors: a program that does not know them would train something else.
 pub const DOCUMENT_VERSION: u32 = 5;
 /// The version of the form that frozen tensors without moments need: layers are shorter than a program
 /// expects that does not know them.
@@ -207,6 +207,19 @@ impl JobDocument {
         Ok(self)
     }
 
+    /// A job of another configuration over the same data. Its weights are those of the checkpoint that it
+    /// goes on from.
+    #[must_use]
+    pub fn over_same_data(self, config: RunConfig) -> Self {
+        let config = RunConfig { weights: WeightSource::Drawn, adapters: None, ..config };
+        let toml = config.effective();
+        let job = match self.stores {
+            stores if stores.is_empty() => Self::new(self.name, config, toml, self.text),
+            stores => Self::over_stores(self.name, config, toml, stores),
+        };
+        Self { injections: self.injections, ..job }
+    }
+
     /// The oldest version of the form that has its stores.
     fn stores_version(&self) -> u32 {
         if self.stores.is_empty() { TEXT_DOCUMENT_VERSION } else { STORES_DOCUMENT_VERSION }
@@ -358,7 +371,9 @@ fn version_for(config: &RunConfig) -> u32 {
         || !config.optimizer.kind.is_adamw()
         || !model.frozen.is_none();
     let has_later_factor = model.lora.as_ref().is_some_and(|lora| !lora.scaling.is_standard());
-    if !config.optimizer.decay_rates.is_none() {
+    let is_bf16_on_processors = config.arithmetic.device == DeviceChoice::Cpu
+        && config.arithmetic.precision == PrecisionChoice::Bf16;
+    if !config.optimizer.decay_rates.is_none() || config.sync.is_some() || is_bf16_on_processors {
         return DOCUMENT_VERSION;
     }
     if has_later_factor || !model.without_moments.is_none() {
@@ -426,6 +441,7 @@ mod tests {
             "frozen",
             "without_moments",
             "freeze",
+            "sync",
         ];
         let check_model = |window: Option<u32>, text: &str, expected: &[&str]| {
             let toml = format!("[model]\npreset = \"tiny\"\n{text}");
@@ -441,7 +457,7 @@ mod tests {
                 [] => 1,
                 ["lanes"] => 3,
                 ["frozen", ..] => 4,
-                ["decay_groups", ..] => 5,
+                ["decay_groups", ..] | ["sync"] => 5,
                 _ => 2,
             };
             assert_eq!(job.version, version, "{expected:?}");
@@ -454,10 +470,24 @@ mod tests {
         let of_groups = ["decay_groups", "decay_rates"];
         check("[optimizer]\ndecay_groups = [\"norm=0\"]\n", &of_groups);
         check("[train]\nlanes = 4\n", &["lanes"]);
+        check("[sync]\nevery = 4\nfolders = [\"a\", \"b\"]\n", &["sync"]);
         check("[optimizer]\nkind = \"muon\"\n", &["muon"]);
         check("family = \"llama\"\nqk_norm = true\n", &["features"]);
         check_model(Some(16), "", &["sliding_window"]);
         check("[train]\nfreeze = [\"embed\"]\n", &["frozen", "without_moments", "freeze"]);
+    }
+
+    /// The names of types are older than what processors compute in them.
+    #[test]
+    fn bfloat16_on_processors_is_not_read_by_programs_without() {
+        let version = |text: &str| {
+            let toml = format!("[model]\npreset = \"tiny\"\n[train]\n{text}");
+            let config = load_document("test", &toml).expect("legal").config;
+            JobDocument::new("test".to_owned(), config, toml, DataName::of(b"text")).version
+        };
+        let bf16 = "precision = \"bf16\"\n";
+        assert_eq!((version(bf16), version("")), (5, 1));
+        assert_eq!(version(&format!("device = \"cuda\"\n{bf16}")), 1);
     }
 
     /// Before there were lanes, schedules of two directions had bits of their own.
