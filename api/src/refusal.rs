@@ -315,7 +315,7 @@ impl WrongState {
             )),
             Self::NameTaken { .. } => Some((
                 "what a run made is kept under its name until it is removed",
-                "`zbelastic run CONFIG --from NAME` goes on from it; another --name begins anew; or `zbelastic runs \
+                "`zbelastic run --from NAME` goes on from it; another --name begins anew; or `zbelastic runs \
                  remove`",
             )),
             Self::TooManyRuns { .. } => Some((
@@ -324,8 +324,8 @@ impl WrongState {
             )),
             Self::Kept { .. } => Some((
                 "it was trained with the same configuration over the same text",
-                "`zbelastic export` writes its model; `zbelastic run CONFIG --from NAME` goes on with more steps; with \
-                 another --name it is trained again",
+                "`zbelastic export` writes its model; `zbelastic run --from NAME` goes on, with more --steps if it is \
+                 done; with another --name it is trained again",
             )),
             Self::RunLive { .. } => {
                 Some(("it has steps left", "`zbelastic stop --yes` ends it first"))

@@ -69,6 +69,17 @@ pub enum ApiRequest {
         #[serde(default)]
         from: Option<String>,
     },
+    /// Continues a run that is over from its last checkpoint, over the same data and with its
+    /// configuration but for what changes. Answered like `run`.
+    RunContinue {
+        /// The name of the run that is continued.
+        from: String,
+        /// The keys that change, as TOML.
+        changes: String,
+        /// The name that the new run is to have; without, one like the other's.
+        #[serde(default)]
+        name: Option<String>,
+    },
     /// Every run that is kept.
     RunList,
     /// Removes a run that ended, with its checkpoints.
@@ -190,6 +201,7 @@ impl ApiRequest {
             Self::NodeDrain { .. } => "node_drain",
             Self::NodeRemove { .. } => "node_remove",
             Self::Run { .. } => "run",
+            Self::RunContinue { .. } => "run_continue",
             Self::PutData { .. } => "put_data",
             Self::Pause => "pause",
             Self::Resume => "resume",

@@ -37,6 +37,11 @@ fn requests() -> Vec<ApiRequest> {
             name: None,
             from: Some("baseline".to_owned()),
         },
+        ApiRequest::RunContinue {
+            from: "baseline".to_owned(),
+            changes: "train.steps = 9\n".to_owned(),
+            name: None,
+        },
         ApiRequest::PutData { hash: digest(1), offset: 4, bytes: vec![0, 1, 255] },
         ApiRequest::Pause,
         ApiRequest::Resume,

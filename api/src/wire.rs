@@ -140,6 +140,7 @@ impl ApiRequest {
             | Self::NodeDrain { .. }
             | Self::NodeRemove { .. }
             | Self::Run { .. }
+            | Self::RunContinue { .. }
             | Self::Pause
             | Self::Resume
             | Self::Stop

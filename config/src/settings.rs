@@ -83,7 +83,7 @@ impl ConfigSettings {
         read_text(name, document).map(|assignments| Self::from_assignments(assignments, true))
     }
 
-    fn from_assignments(
+    pub(super) fn from_assignments(
         assignments: FileAssignments,
         has_file: bool,
     ) -> (Self, Vec<ConfigProblem>) {
@@ -187,7 +187,7 @@ pub fn flag_value(key: Key, text: &str) -> ConfigValue {
     }
 }
 
-fn read_flag(flag: &ConfigFlag) -> Result<Assignment, ConfigProblem> {
+pub(super) fn read_flag(flag: &ConfigFlag) -> Result<Assignment, ConfigProblem> {
     match flag {
         ConfigFlag::Own { flag, key, value } => {
             let setting = Setting { value: value.clone(), origin: SettingOrigin::Flag(flag) };

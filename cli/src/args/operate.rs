@@ -17,7 +17,8 @@ following, not the run.
 Examples:
   zbelastic run run.toml
   zbelastic run run.toml --name baseline
-  zbelastic run run.toml --set train.steps=1000 --text 'docs/*.md' --detach";
+  zbelastic run run.toml --set train.steps=1000 --text 'docs/*.md' --detach
+  zbelastic run --from baseline --steps 2000";
 
 pub(super) const STOP_EXAMPLES: &str = "\
 The run is paused, the version that it is paused at becomes a checkpoint, then it ends. It ends with
@@ -53,8 +54,9 @@ pub struct RunArgs {
     /// What the run is called: another name is another run [default: by the model's size].
     #[arg(long, value_name = "NAME", value_parser = run_name)]
     pub name: Option<String>,
-    /// Go on from the last checkpoint of a run that is over, with moments and step number: with
-    /// more steps, another learning rate, schedule or text, and the same model.
+    /// Go on from the last checkpoint of a run that is over, with moments and step number. Without
+    /// CONFIG its configuration and data, but for what other flags set: more steps, another
+    /// learning rate or schedule. With CONFIG, which may name other data, the same model.
     #[arg(long, value_name = "RUN", value_parser = run_name)]
     pub from: Option<String>,
     /// Submit and return, without following.

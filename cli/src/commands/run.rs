@@ -16,11 +16,11 @@ use std::path::Path;
 use std::thread;
 
 use zbelastic_api::{
-    CorpusDescription, DOCUMENT_BYTES_MAX, HexDigest, RunAccepted, RunDisposition,
+    ApiRequest, CorpusDescription, DOCUMENT_BYTES_MAX, HexDigest, RunAccepted, RunDisposition,
 };
 use zbelastic_config::{
-    ConfigSources, LoadedConfig, RunConfig, WeightSource, check_cluster_can_run, check_no_island,
-    load,
+    ConfigSources, LoadedConfig, RunConfig, WeightSource, changes, check_cluster_can_run,
+    check_no_island, load,
 };
 use zbelastic_local::interrupt::Interrupt;
 use zbelastic_types::Bytes;
@@ -65,6 +65,20 @@ pub fn run(args: &RunArgs, out: &mut dyn Write) -> Result<(), CommandError> {
 }
 
 fn prepare(args: &RunArgs) -> Result<RunSubmission, CommandFailure> {
+    let Some(from) = &args.from else { return prepare_own(args) };
+    match changes(&args.config.sources())? {
+        Some(changes) => {
+            let from = from.clone();
+            let name = args.name.clone();
+            let request = ApiRequest::RunContinue { from, changes, name };
+            Ok(RunSubmission { request, blobs: Vec::new() })
+        }
+        None => prepare_own(args),
+    }
+}
+
+/// A run with a configuration and data of its own.
+fn prepare_own(args: &RunArgs) -> Result<RunSubmission, CommandFailure> {
     let loaded = load(&sources_with_store(args)?)?;
     check_cluster_can_run(&loaded.config)?;
     let data = if loaded.config.tokens.stores.is_empty() {
@@ -107,7 +121,8 @@ fn prepare(args: &RunArgs) -> Result<RunSubmission, CommandFailure> {
     let weights = weights_name.map(description);
     let name = args.name.clone();
     let from = args.from.clone();
-    Ok(RunSubmission { document, corpus, weights, blobs, name, from })
+    let request = ApiRequest::Run { document, corpus, weights, name, from };
+    Ok(RunSubmission { request, blobs })
 }
 
 /// The sources of the configuration. Signals are heeded while a store is made of its text, so that
@@ -209,6 +224,31 @@ mod tests {
         args
     }
 
+    fn own(submission: &RunSubmission) -> (&str, CorpusDescription) {
+        let ApiRequest::Run { document, corpus, .. } = &submission.request else {
+            panic!("a run of its own")
+        };
+        (document, *corpus)
+    }
+
+    /// Only a run that goes on from another is described by what changes.
+    #[test]
+    fn a_run_that_goes_on_as_it_was_submits_what_changes() {
+        let prepared = |arguments: &[&str]| prepare(&parse(arguments)).expect("legal").request;
+        let steps = ["--from", "one", "--steps", "9"];
+        let expected = ApiRequest::RunContinue {
+            from: "one".to_owned(),
+            changes: "train.steps = 9\n".to_owned(),
+            name: None,
+        };
+        assert_eq!(prepared(&steps), expected);
+        for more in [&steps[2..], &[&steps[..], &["--set", "model.preset=tiny"]].concat()] {
+            assert!(matches!(prepared(more), ApiRequest::Run { .. }), "{more:?}");
+        }
+        let failure = prepare(&parse(&["--from", "one", "--text", "a.txt"])).expect_err("whose?");
+        assert_eq!(failure.code, FailureCode::Usage);
+    }
+
     #[test]
     fn the_same_text_at_another_place_is_the_same_run() {
         let folder = tempfile::tempdir().expect("a folder");
@@ -220,12 +260,12 @@ mod tests {
         let prepare_text = |name: &str| prepare(&parse(&["--text", &path(name)])).expect("legal");
         let first = prepare_text("a.txt");
         let second = prepare_text("b.txt");
-        assert_eq!(first.document, second.document);
-        assert_eq!(first.corpus, second.corpus);
-        assert_eq!(first.corpus.length, Bytes(text.len() as u64));
-        assert!(!first.document.contains("a.txt"), "{}", first.document);
+        assert_eq!(first.request, second.request);
+        let (document, corpus) = own(&first);
+        assert_eq!(corpus.length, Bytes(text.len() as u64));
+        assert!(!document.contains("a.txt"), "{document}");
         let other = prepare(&parse(&["--text", &path("a.txt"), "--seed", "2"])).expect("legal");
-        assert_ne!(first.document, other.document);
+        assert_ne!(document, own(&other).0);
     }
 
     #[test]
@@ -233,7 +273,7 @@ mod tests {
         let submission = prepare(&parse(&["--steps", "7"])).expect("legal");
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("config.toml");
-        std::fs::write(&file, &submission.document).expect("writable");
+        std::fs::write(&file, own(&submission).0).expect("writable");
         let again = prepare(&parse(&[&file.display().to_string()])).expect("legal");
         assert_eq!(again, submission);
     }

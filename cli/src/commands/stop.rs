@@ -123,7 +123,7 @@ fn is_kept(job: &JobStatus) -> bool {
     job.phase.is_over() || job.step <= job.digest_step.unwrap_or(0)
 }
 
-/// What is kept of a run that ended.
+/// What is kept of a run that ended, and how it goes on.
 fn kept_line(job: &JobStatus) -> String {
     match (job.digest_step, job.step) {
         (None, 0) => "nothing of it is kept: no step was sealed".to_owned(),
@@ -131,7 +131,12 @@ fn kept_line(job: &JobStatus) -> String {
         (Some(kept), step) if kept < step => {
             format!("the checkpoint of step {kept} is kept; the steps behind it were not durable")
         }
-        (Some(kept), _) => format!("the checkpoint of step {kept} is kept"),
+        (Some(kept), _) => {
+            let JobStatus { name, .. } = job;
+            format!(
+                "the checkpoint of step {kept} is kept: `zbelastic run --from {name}` goes on from it"
+            )
+        }
     }
 }
 
@@ -187,7 +192,10 @@ mod tests {
         assert_eq!(names, ["pause", "status", "status", "status", "status", "stop"]);
         assert_eq!(pauses, 3);
         assert!(text.starts_with("paused after step 1280, which is being kept"), "{text}");
-        assert!(text.ends_with("\nthe checkpoint of step 1280 is kept\n"), "{text}");
+        assert!(
+            text.contains("\nthe checkpoint of step 1280 is kept: `zbelastic run --from "),
+            "{text}"
+        );
     }
 
     #[test]
@@ -256,7 +264,7 @@ mod tests {
             |kept, step| kept_line(&JobStatus { step, ..job(JobPhaseStatus::Stopped, kept, None) });
         assert_eq!(line(None, 0), "nothing of it is kept: no step was sealed");
         assert_eq!(line(None, 19), "nothing of it is kept: none of its 19 steps is durable");
-        assert_eq!(line(Some(100), 100), "the checkpoint of step 100 is kept");
+        assert!(line(Some(100), 100).starts_with("the checkpoint of step 100 is kept: `"));
         assert!(line(Some(100), 108).contains("step 100 is kept; the steps behind it"));
     }
 }

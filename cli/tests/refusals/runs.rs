@@ -189,6 +189,14 @@ fn a_run_goes_on_from_another_with_more_steps() {
     let shown = site.stdout_of(&["runs", "show", "longer"]);
     assert!(shown.contains("from    first, behind step 7, digest "), "{shown}");
 
+    // Without a configuration it is the other's, over the other's text.
+    site.stdout_of(&["run", "--from", "first", "--steps", "12"]);
+    assert!(exported(&site, "first-2", "out/same") == exported(&site, "whole", "out/whole-2"));
+    let stderr = site.refused(&["run", "--from", "first", "--text", "words.txt"], 2);
+    assert!(stderr.contains("data.text without a configuration"), "{stderr}");
+    let stderr = site.refused(&["run", "--from", "first"], 6);
+    assert!(stderr.contains("7 steps, and the run begins behind step 7"), "{stderr}");
+
     let (config, words) = site.submission(20);
     let line = ["run", &config, "--text", &words, "--detach"];
     let refused = |more: &[&str], code| site.refused(&[&line[..], more].concat(), code);

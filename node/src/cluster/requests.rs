@@ -29,6 +29,7 @@ fn is_allowed(role: PeerRole, request: &ApiRequest) -> bool {
         },
         ApiRequest::Logs { .. }
         | ApiRequest::Run { .. }
+        | ApiRequest::RunContinue { .. }
         | ApiRequest::RunRemove { .. }
         | ApiRequest::PutData { .. }
         | ApiRequest::Pause
@@ -64,6 +65,7 @@ fn is_allowed(role: PeerRole, request: &ApiRequest) -> bool {
 pub const fn needs_leader(request: &ApiRequest) -> bool {
     match request {
         ApiRequest::Run { .. }
+        | ApiRequest::RunContinue { .. }
         | ApiRequest::RunRemove { .. }
         | ApiRequest::Pause
         | ApiRequest::Resume

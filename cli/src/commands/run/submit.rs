@@ -3,27 +3,19 @@
 use std::io::Write;
 
 use zbelastic_api::client::{ApiClient, ApiError};
-use zbelastic_api::{ApiAnswer, ApiRequest, CorpusDescription, HexDigest, RunAccepted};
+use zbelastic_api::{ApiAnswer, ApiRequest, HexDigest, RunAccepted};
 use zbelastic_types::Bytes;
 use zbelastic_wording::{CommandFailure, FailureCode};
 
 use crate::blob::Blob;
 
-/// A run's configuration and data, as they are submitted.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A run as it is submitted, with what may have to be uploaded for it.
+#[derive(Clone, Debug, PartialEq)]
 pub struct RunSubmission {
-    /// The effective configuration, as TOML, or the document of a job over token stores.
-    pub document: String,
-    /// Hash and length of the text, or the name of what is read of the stores.
-    pub corpus: CorpusDescription,
-    /// The name of the weights to begin with, if they are not drawn.
-    pub weights: Option<CorpusDescription>,
+    /// The request, which is sent again behind each upload.
+    pub request: ApiRequest,
     /// The text or the shards of the stores, and the weights.
     pub blobs: Vec<Blob>,
-    /// The name of the run, if one was given.
-    pub name: Option<String>,
-    /// The run that it goes on from, if it does.
-    pub from: Option<String>,
 }
 
 impl RunSubmission {
@@ -47,13 +39,9 @@ pub fn submit(
     client: &mut ApiClient<'_>,
     progress: &mut dyn Write,
 ) -> Result<RunAccepted, CommandFailure> {
-    let RunSubmission { document, corpus, weights, name, from, .. } = submission;
-    let document = document.clone();
-    let name = name.clone();
-    let from = from.clone();
-    let request = ApiRequest::Run { document, corpus: *corpus, weights: *weights, name, from };
+    let request = &submission.request;
     for _ in 0..=UPLOADS_MAX * submission.blobs.len() {
-        let answer = client.send(&request)?;
+        let answer = client.send(request)?;
         let found = answer.name();
         if let ApiAnswer::Run(accepted) = answer {
             return Ok(accepted);
@@ -75,7 +63,9 @@ pub fn submit(
 mod tests {
     use super::*;
     use zbelastic_api::sample::{self, digest, scripted};
-    use zbelastic_api::{ApiRefusal, PIECE_BYTES_MAX, RunDisposition, UploadProgress, WrongState};
+    use zbelastic_api::{
+        ApiRefusal, CorpusDescription, PIECE_BYTES_MAX, RunDisposition, UploadProgress, WrongState,
+    };
 
     fn text(length: usize) -> Blob {
         Blob::of_bytes("text", (0..length).map(|index| index as u8).collect())
@@ -87,7 +77,8 @@ mod tests {
             CorpusDescription { hash: HexDigest(text.name.hash), length: Bytes(length as u64) };
         let document = "[train]\n".to_owned();
         let blobs = vec![text];
-        RunSubmission { document, corpus, weights: None, blobs, name: None, from: None }
+        let request = ApiRequest::Run { document, corpus, weights: None, name: None, from: None };
+        RunSubmission { request, blobs }
     }
 
     /// A request for the text of a submission.
@@ -154,7 +145,11 @@ mod tests {
         let hash = HexDigest(blob.name.hash);
         let named = CorpusDescription { hash, length: Bytes(5) };
         let blobs = vec![text(10), blob];
-        let submission = RunSubmission { weights: Some(named), blobs, ..submission(10) };
+        let mut request = submission(10).request;
+        if let ApiRequest::Run { weights, .. } = &mut request {
+            *weights = Some(named);
+        }
+        let submission = RunSubmission { request, blobs };
         let of_weights = |held| ApiAnswer::DataWanted(UploadProgress { hash, held });
         let answers = [held(0), held(10), of_weights(0), of_weights(5), accepted()];
         let (mut client, requests) = scripted(answers.into_iter().map(Ok).collect());

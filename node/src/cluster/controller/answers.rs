@@ -20,7 +20,7 @@ use super::command_answer::CommandAnswer;
 use super::data::has_data;
 use super::runs::is_over;
 use super::status::{addresses_of, controller_addresses};
-use super::submission::{SubmittedRun, run_start};
+use super::submission::{SubmittedJob, SubmittedRun, run_start};
 use super::tokens::{NewToken, is_spent_with_nodes, joined_with, token_info, token_infos};
 use super::uploads::UploadWriteResult;
 use crate::cluster::requests;
@@ -221,7 +221,12 @@ impl ControllerNode {
             }
             ApiRequest::NodeRemove { node, force } => self.remove_node(node, force),
             ApiRequest::Run { document, corpus, weights, name, from } => {
-                self.submit_run(SubmittedRun { document, corpus, weights, name, from })
+                let job = SubmittedJob::Own { document, corpus, weights };
+                self.submit_run(SubmittedRun { job, name, from })
+            }
+            ApiRequest::RunContinue { from, changes, name } => {
+                let job = SubmittedJob::Changed { changes };
+                self.submit_run(SubmittedRun { job, name, from: Some(from) })
             }
             ApiRequest::Pause => change_job(JobChange::Pause),
             ApiRequest::Resume => change_job(JobChange::Continue),

@@ -7,20 +7,34 @@ use zbelastic_consensus::state::State;
 use zbelastic_wire::document::{DataName, DocumentError, JobDocument, default_run_name};
 
 use super::runs::RunCatalog;
-use zbelastic_api::{ApiRefusal, CorpusDescription, RunDisposition, WrongState};
-use zbelastic_config::{WeightSource, check_cluster_can_run, load_document};
+use zbelastic_api::{ApiRefusal, CorpusDescription, ResourceKind, RunDisposition, WrongState};
+use zbelastic_config::{
+    WeightSource, check_cluster_can_run, check_no_island, load_changed, load_document,
+};
 use zbelastic_wording::CommandFailure;
 
 /// A run as a client submits it.
 pub(super) struct SubmittedRun {
-    /// A configuration, or a complete document.
-    pub(super) document: String,
-    pub(super) corpus: CorpusDescription,
-    pub(super) weights: Option<CorpusDescription>,
+    pub(super) job: SubmittedJob,
     /// The name of the run, if the client chose one.
     pub(super) name: Option<String>,
     /// The run that it continues, from its last checkpoint.
     pub(super) from: Option<String>,
+}
+
+/// What a submitted run trains.
+pub(super) enum SubmittedJob {
+    Own {
+        /// A configuration, or a complete document.
+        document: String,
+        corpus: CorpusDescription,
+        weights: Option<CorpusDescription>,
+    },
+    /// What the run that it continues trains, but for some keys.
+    Changed {
+        /// The keys, as TOML.
+        changes: String,
+    },
 }
 
 impl SubmittedRun {
@@ -29,9 +43,15 @@ impl SubmittedRun {
     /// # Errors
     /// If the document cannot be run by a cluster, or the run would not be another one.
     pub(super) fn prepare(self, state: &State) -> Result<(JobDocument, JobSpec), ApiRefusal> {
-        let Self { document, corpus, weights, name, from } = self;
-        let job = submitted_document(&document, (corpus, weights))?;
-        let job = RunCatalog::of(state).branched(job, from)?;
+        let Self { job, name, from } = self;
+        let runs = RunCatalog::of(state);
+        let job = match job {
+            SubmittedJob::Own { document, corpus, weights } => {
+                submitted_document(&document, (corpus, weights))?
+            }
+            SubmittedJob::Changed { changes } => changed_job(runs, from.as_deref(), &changes)?,
+        };
+        let job = runs.branched(job, from)?;
         with_run_name(job, name, state)
     }
 }
@@ -106,6 +126,25 @@ fn submitted_document(
     let mut job = JobDocument::new(default_run_name(&config), config, toml, name(corpus));
     job.weights = weights.map(name);
     Ok(job)
+}
+
+/// The job of a run that is kept, with these changes.
+fn changed_job(
+    runs: RunCatalog<'_>,
+    from: Option<&str>,
+    changes: &str,
+) -> Result<JobDocument, ApiRefusal> {
+    let kept = runs.find(from);
+    let Some(kept) = kept else {
+        let name = from.unwrap_or_default().to_owned();
+        return Err(ApiRefusal::NotFound { thing: ResourceKind::Run, name });
+    };
+    let malformed = |error: DocumentError| ApiRefusal::Malformed { what: error.to_string() };
+    let job = JobDocument::of_job(kept.spec).map_err(malformed)?.job;
+    let changed = load_changed("the run's configuration", &job.toml, changes)
+        .and_then(|changed| check_cluster_can_run(&changed.config).map(|()| changed.config))
+        .and_then(|config| check_no_island(&config, "--from").map(|()| config));
+    Ok(job.over_same_data(changed.map_err(|failure| config_refusal(&failure))?))
 }
 
 fn config_refusal(failure: &CommandFailure) -> ApiRefusal {
