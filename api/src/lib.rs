@@ -28,6 +28,7 @@ pub mod sample;
 mod status;
 #[cfg(test)]
 mod tests;
+mod token_info;
 mod wire;
 
 pub use answer::{
@@ -52,6 +53,7 @@ pub use status::{
 pub use zbelastic_policy::long_activity::LongActivity;
 pub use zbelastic_timing::StepTimeBreakdown;
 
+pub use token_info::{token_info, token_infos, token_role};
 pub use wire::{WireError, decode_answer, decode_request, encode_answer, encode_request};
 
 /// Most bytes of a body: a piece of text, of a layer or of a backup.

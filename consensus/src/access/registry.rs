@@ -66,6 +66,21 @@ impl AccessRegistry {
         credential.is_some_and(|credential| credential.role.member_role() == Some(role))
     }
 
+    /// Nodes and people that joined with a token and are let in.
+    #[must_use]
+    pub fn joined_with(&self, token: TokenId) -> Vec<NodeId> {
+        let credentials = self.credentials.iter().filter(|(_, found)| !found.is_revoked);
+        let of_token = credentials.filter(|(_, credential)| credential.token == Some(token));
+        of_token.map(|(node, _)| *node).collect()
+    }
+
+    /// Whether a token lets nobody in any more, and somebody who joined with it is still let in.
+    #[must_use]
+    pub fn is_spent_with_nodes(&self, token: TokenId) -> bool {
+        let is_spent = self.tokens.get(&token).is_none_or(|token| token.is_revoked);
+        is_spent && !self.joined_with(token).is_empty()
+    }
+
     /// Numbers up to this one are given.
     pub(crate) fn reserve(&mut self, node: NodeId) {
         self.node_next = self.node_next.max(node.next());

@@ -21,12 +21,12 @@ use super::data::has_data;
 use super::runs::is_over;
 use super::status::{addresses_of, controller_addresses};
 use super::submission::{SubmittedJob, SubmittedRun, run_start};
-use super::tokens::{NewToken, is_spent_with_nodes, joined_with, token_info, token_infos};
+use super::tokens::NewToken;
 use super::uploads::UploadWriteResult;
 use crate::cluster::requests;
 use zbelastic_api::{
     ApiAnswer, ApiRefusal, ApiRequest, ChangeSummary, ResourceKind, RunAbsence, TokenCreated,
-    TokenRequest, WrongState, decode_request,
+    TokenRequest, WrongState, decode_request, token_info, token_infos,
 };
 
 /// How a request proceeds.
@@ -388,7 +388,7 @@ impl ControllerNode {
             CommandAnswer::TokenRevoked { token, with_nodes } => {
                 let what = format!("token {token} is revoked");
                 let access = self.ports.state().access();
-                let nodes = if with_nodes { joined_with(token, access) } else { Vec::new() };
+                let nodes = if with_nodes { access.joined_with(token) } else { Vec::new() };
                 for node in &nodes {
                     // A node that is removed already stays removed.
                     let _ = self.ports.propose(OperatorCommand::Remove(*node));
@@ -435,8 +435,8 @@ fn revoke_token(id: String, with_nodes: bool, access: &AccessRegistry) -> Reques
     };
     let token = TokenId(number);
     // What a token was is forgotten in the end, and those who joined with it are still let in.
-    if is_spent_with_nodes(token, access) {
-        return match joined_with(token, access)[..] {
+    if access.is_spent_with_nodes(token) {
+        return match access.joined_with(token)[..] {
             [node, ..] if with_nodes => RequestOutcome::Command(
                 OperatorCommand::Access(AccessChange::Revoked { node }),
                 CommandAnswer::TokenRevoked { token, with_nodes },

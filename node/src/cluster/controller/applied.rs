@@ -10,9 +10,8 @@ use zbelastic_wire::document::JobDocument;
 use super::ControllerNode;
 use super::data::ensure_data;
 use super::pieces::{collect_unused, complete_checkpoint};
-use super::tokens::token_role;
 use crate::cluster::requests;
-use zbelastic_api::EventKind;
+use zbelastic_api::{EventKind, token_role};
 use zbelastic_policy::formats::version_of;
 use zbelastic_timing::unix_ms;
 
