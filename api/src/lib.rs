@@ -45,10 +45,10 @@ pub use refusal::{ApiRefusal, ResourceKind, RunAbsence, WrongState};
 pub use reported_entries::ReportedEntries;
 pub use request::{ApiRequest, CorpusDescription, TokenRequest};
 pub use status::{
-    CheckpointStatus, ClusterStatus, DiskStatus, FailureStatus, JobPhaseStatus, JobStatus,
-    LayerPace, LinkPace, MemberPath, MemberRole, MemberState, MemberStatus, PaceStatus, PlanStatus,
-    PromiseStatus, QuorumStatus, SavingStatus, ScrubPassStatus, ScrubStatus, StatusReport,
-    TokenRole, VerdictWait, WorkStatus,
+    CheckpointStatus, ClusterStatus, CommitLatencyStatus, DiskStatus, FailureStatus,
+    JobPhaseStatus, JobStatus, LayerPace, LinkPace, MemberPath, MemberRole, MemberState,
+    MemberStatus, PaceStatus, PlanStatus, PromiseStatus, QuorumStatus, SavingStatus,
+    ScrubPassStatus, ScrubStatus, StatusReport, TokenRole, VerdictWait, WorkStatus,
 };
 pub use zbelastic_policy::long_activity::LongActivity;
 pub use zbelastic_timing::StepTimeBreakdown;

@@ -181,6 +181,7 @@ pub fn status() -> StatusReport {
         job: Some(job()),
         plan: Some(plan),
         promise: Some(PromiseStatus::Kept { copies: 1 }),
+        commit_latency: Some(CommitLatencyStatus { p50_ms: 0.8, max_ms: 6.5, appends: 256 }),
         verdict_wait: Some(VerdictWait { p50_ms: 1.2, max_ms: 14.0, steps: 64 }),
         pace: Some(pace()),
         failures: vec![failure],

@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use zbelastic_policy::long_activity::LongActivity;
+use zbelastic_timing::commit_times::CommitLatency;
 use zbelastic_types::{Bytes, NodeId};
 
 use super::hex::HexDigest;
@@ -37,6 +39,10 @@ pub struct StatusReport {
     pub promise: Option<PromiseStatus>,
     /// How long verdicts were waited for lately.
     pub verdict_wait: Option<VerdictWait>,
+    /// How long entries took lately from the leader's append to their commit; if the answering node
+    /// leads.
+    #[serde(default)]
+    pub commit_latency: Option<CommitLatencyStatus>,
     /// The recent times of work, as far as it was measured.
     pub pace: Option<PaceStatus>,
     /// The last failures, newest last; at most [`FAILURES_MAX`](super::FAILURES_MAX).
@@ -436,6 +442,25 @@ pub struct VerdictWait {
     pub max_ms: f64,
     /// Number of steps that were looked at.
     pub steps: u64,
+}
+
+/// How long entries of the log took from the leader's append to their commit.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CommitLatencyStatus {
+    /// The median over the last appends, in milliseconds.
+    pub p50_ms: f64,
+    /// The longest of the last appends, in milliseconds.
+    pub max_ms: f64,
+    /// Number of appends that were looked at.
+    pub appends: u64,
+}
+
+impl From<CommitLatency> for CommitLatencyStatus {
+    fn from(latency: CommitLatency) -> Self {
+        let CommitLatency { median, longest, count: appends } = latency;
+        let ms = |time: Duration| time.as_secs_f64() * 1e3;
+        Self { p50_ms: ms(median), max_ms: ms(longest), appends }
+    }
 }
 
 /// The measured times of work, in microseconds.

@@ -10,6 +10,7 @@
 mod arrivals;
 mod causes;
 pub mod checkpoint_times;
+pub mod commit_times;
 pub mod layer_moves;
 mod measure;
 pub mod run_pace;

@@ -399,6 +399,7 @@ function drawGroup() {
   byId("group").replaceChildren(...facts([
     ["leader", status.leader == null ? "none" : `${named(status.leader)}, term ${status.term}`],
     ["voters reachable", `${status.quorum.reachable.length} of ${status.quorum.voters.length}`],
+    ["commit of an entry", status.commit_latency ? `median ${status.commit_latency.p50_ms.toFixed(1)} ms, longest ${status.commit_latency.max_ms.toFixed(1)} ms` : "–"],
     ["from the last report to the verdict", status.pace?.verdict_us == null ? "–" : `${(status.pace.verdict_us / 1000).toFixed(1)} ms`],
     ["wait for a verdict", status.verdict_wait ? `median ${status.verdict_wait.p50_ms.toFixed(1)} ms, longest ${status.verdict_wait.max_ms.toFixed(1)} ms` : "–"],
     ["copies of each update", status.promise ? `${promise[status.promise.state]}${status.promise.copies != null ? `, ${status.promise.copies}` : `: ${status.promise.reason}`}` : "–"],

@@ -45,6 +45,8 @@ pub const METRIC_NAMES: &[&str] = &[
     "zbelastic_voters",
     "zbelastic_voters_reachable",
     "zbelastic_has_quorum",
+    "zbelastic_commit_latency_p50_seconds",
+    "zbelastic_commit_latency_max_seconds",
     "zbelastic_verdict_wait_p50_seconds",
     "zbelastic_verdict_wait_max_seconds",
     "zbelastic_checkpoint_step",
@@ -192,6 +194,14 @@ fn add_group(registry: &mut MetricRegistry, status: &StatusReport) {
     registry.gauge("voters_reachable", "Voters that something was received from lately", reachable);
     let is_held = Some(f64::from(quorum.is_held()));
     registry.gauge("has_quorum", "Whether enough voters are reachable", is_held);
+    if let Some(latency) = &status.commit_latency {
+        let p50 = Some(seconds(latency.p50_ms));
+        let help = "Median time of the last appends to the leader's log until their commit";
+        registry.gauge_in("commit_latency_p50", help, Some(Unit::Seconds), p50);
+        let max = Some(seconds(latency.max_ms));
+        let help = "Longest time of the last appends to the leader's log until their commit";
+        registry.gauge_in("commit_latency_max", help, Some(Unit::Seconds), max);
+    }
     if let Some(wait) = &status.verdict_wait {
         let p50 = Some(seconds(wait.p50_ms));
         let help = "Median wait for a verdict over the last steps";

@@ -44,7 +44,6 @@ use zbelastic_consensus::duty::Duties;
 use zbelastic_consensus::message::{Envelope, Message};
 use zbelastic_identity::{PeerIdentity, PeerRole};
 use zbelastic_machine::resident_memory;
-use zbelastic_policy::data_fetches::DataFetches;
 use zbelastic_policy::pending_commands::{LeaderlessCommands, PendingCommands};
 use zbelastic_policy::quorum_watch::{QuorumChange, QuorumWatch};
 use zbelastic_policy::trust::{ClaimContext, ClaimRefusal, check_claim, connection_end};
@@ -57,7 +56,7 @@ use super::background::BackgroundTasks;
 use super::blob_registry::BlobRegistry;
 use super::checkpoint_thread::CheckpointThread;
 use super::disk_space::{DiskSpace, DiskSpaceShortage, MemberDiskChange, NodeDisks};
-use super::outbox::{Outbox, send_control};
+use super::outbox::send_control;
 use super::peer_connections::PeerConnections;
 use super::peer_directory::PeerDirectory;
 use super::process_exit::{NodeSignal, ProcessExit};
@@ -183,14 +182,7 @@ impl ControllerNode {
                 founded_ms: setup.founded_ms,
                 started: Instant::now(),
             },
-            ports: ControllerPorts {
-                me,
-                core,
-                outbox: Outbox::default(),
-                journal,
-                tasks,
-                data_fetches: DataFetches::default(),
-            },
+            ports: ControllerPorts::new((me, core), journal, tasks),
             record_writer: parts.record_writer,
             store_locations: setup.store_locations,
             connections,
@@ -234,6 +226,7 @@ impl ControllerNode {
             pace: self.planning.tracker(),
             links: &self.links,
             disks: &self.disks,
+            commit_times: &self.ports.commit_times,
         }
     }
 
@@ -568,6 +561,7 @@ impl ControllerNode {
 
     /// Sends the queued messages, and performs the core's outputs, until it has none left.
     fn perform(&mut self) {
+        self.ports.note_commits();
         self.ports.outbox.flush(self.ports.tasks.transport());
         while let Some(output) = self.ports.core.poll_output() {
             match output {

@@ -4,8 +4,9 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use zbelastic_api::{
-    CheckpointStatus, FailureStatus, JobPhaseStatus, JobStatus, LayerPace, LinkPace, PaceStatus,
-    PlanStatus, PromiseStatus, QuorumStatus, ScrubStatus, StatusReport, VerdictWait, escape,
+    CheckpointStatus, CommitLatencyStatus, FailureStatus, JobPhaseStatus, JobStatus, LayerPace,
+    LinkPace, PaceStatus, PlanStatus, PromiseStatus, QuorumStatus, ScrubStatus, StatusReport,
+    VerdictWait, escape,
 };
 use zbelastic_types::NodeId;
 use zbelastic_wording::figures::{
@@ -25,6 +26,7 @@ pub fn render_status(status: &StatusReport, width: usize) -> String {
     lines.extend(job_lines(status.job.as_ref()));
     lines.extend(status.plan.as_ref().map(|plan| plan_line(plan, status)));
     lines.extend(status.promise.as_ref().map(promise_line));
+    lines.extend(status.commit_latency.as_ref().map(commit_line));
     lines.extend(status.verdict_wait.as_ref().map(wait_line));
     lines.extend(status.pace.as_ref().map(pace_line));
     lines.extend(scrub_line(status));
@@ -190,6 +192,13 @@ fn any_nodes(count: u32) -> String {
     }
 }
 
+fn commit_line(latency: &CommitLatencyStatus) -> String {
+    let CommitLatencyStatus { p50_ms, max_ms, appends } = latency;
+    let median = three_digits(*p50_ms);
+    let longest = three_digits(*max_ms);
+    format!("commits     took {median} ms, at most {longest} ms, in {appends} appends")
+}
+
 fn wait_line(wait: &VerdictWait) -> String {
     let VerdictWait { p50_ms, max_ms, steps } = wait;
     let median = three_digits(*p50_ms);
@@ -331,6 +340,7 @@ run         tiny: running, step 1280/10000  loss 3.2145  norm 0.812  lr 5.9e-4  
 digest      0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c after step 1200
 plan        g7: gpu-a (2) > gpu-b (3), zb-h1, window 1, bubble 2.1% (plan 1.8%), after step 1200: node gpu-c (4) lost: connection closed
 promise     kept: losing any one node loses no sealed step
+commits     took 0.800 ms, at most 6.50 ms, in 256 appends
 verdicts    waited for 1.20 ms, at most 14.0 ms, in 64 steps
 pace        attention 1.24 ms  head 8.80 ms  slowest link 0.180 ms and 0.420 ms occupied  verdict 0.950 ms
 
@@ -360,7 +370,9 @@ checkpoints step 1200, 3m07 ago, 1.49 GiB, each layer 2 times or more on gpu-a (
         status.checkpoints.clear();
         status.counters.clear();
         let verdict_wait = None;
-        StatusReport { job: None, plan: None, promise: None, verdict_wait, pace: None, ..status }
+        let commit_latency = None;
+        let status = StatusReport { verdict_wait, commit_latency, ..status };
+        StatusReport { job: None, plan: None, promise: None, pace: None, ..status }
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! The ports that the components of a controller work with: the agreed state and its log, messages
 //! to other nodes, the journal, and work beside the event loop.
 
+use std::time::Instant;
+
 use zbelastic_consensus::core::{CommandOutcome, Core, CoreRefusal, OperatorCommand};
 use zbelastic_consensus::member::Role;
 use zbelastic_consensus::state::State;
@@ -18,6 +20,7 @@ use crate::cluster::journal::Journal;
 use crate::cluster::outbox::Outbox;
 use crate::cluster::piece_keeper::PieceFetchResult;
 use zbelastic_policy::data_fetches::DataFetches;
+use zbelastic_timing::commit_times::CommitTimes;
 
 /// The result of work that was done beside the event loop.
 pub(super) enum ControllerCompletion {
@@ -65,9 +68,22 @@ pub(super) struct ControllerPorts {
     pub(super) tasks: ControllerTasks,
     /// Texts and weights that are being fetched.
     pub(super) data_fetches: DataFetches,
+    /// How long entries take that this node appends as the leader.
+    pub(super) commit_times: CommitTimes,
 }
 
 impl ControllerPorts {
+    pub(super) fn new(
+        (me, core): (NodeId, Core),
+        journal: Journal,
+        tasks: ControllerTasks,
+    ) -> Self {
+        let outbox = Outbox::default();
+        let data_fetches = DataFetches::default();
+        let commit_times = CommitTimes::default();
+        Self { me, core, outbox, journal, tasks, data_fetches, commit_times }
+    }
+
     pub(super) fn state(&self) -> &State {
         self.core.state()
     }
@@ -75,6 +91,14 @@ impl ControllerPorts {
     /// Whether this node leads and has applied all that was agreed before.
     pub(super) fn leads(&self) -> bool {
         self.core.status().leads_applied
+    }
+
+    /// An input was handled, which may have appended entries or committed some.
+    pub(super) fn note_commits(&mut self) {
+        match self.core.leading_log() {
+            Some((last, commit)) => self.commit_times.note(last, commit, Instant::now()),
+            None => self.commit_times.note_follower(),
+        }
     }
 
     pub(super) fn propose(

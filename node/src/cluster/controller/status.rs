@@ -24,13 +24,15 @@ use super::ports::ControllerTasks;
 use super::runs::RunCatalog;
 use crate::cluster::run_log::{RunLog, member_role, name_of, window_number};
 use zbelastic_api::{
-    ApiAnswer, ApiRefusal, ClusterInfo, ClusterStatus, FormatStatus, HexDigest, JobPhaseStatus,
-    JobStatus, MemberPath, MemberState, MemberStatus, PlanStatus, PromiseStatus, QuorumStatus,
-    RotationStatus, RunAccepted, RunDisposition, SavingStatus, StatusReport, WrongState,
+    ApiAnswer, ApiRefusal, ClusterInfo, ClusterStatus, CommitLatencyStatus, FormatStatus,
+    HexDigest, JobPhaseStatus, JobStatus, MemberPath, MemberState, MemberStatus, PlanStatus,
+    PromiseStatus, QuorumStatus, RotationStatus, RunAccepted, RunDisposition, SavingStatus,
+    StatusReport, WrongState,
 };
 use zbelastic_policy::machine_peak::shared_peaks;
 use zbelastic_policy::pending_commands::COMMAND_TICKS_MAX;
 use zbelastic_policy::tick::TICK;
+use zbelastic_timing::commit_times::CommitTimes;
 use zbelastic_timing::unix_ms;
 
 /// Workers that a run does not await, with an activity that is named where it waits: as many as
@@ -78,6 +80,7 @@ pub(super) struct StatusView<'a> {
     pub(super) pace: &'a PaceTracker,
     pub(super) links: &'a MemberLinks,
     pub(super) disks: &'a MemberDisks,
+    pub(super) commit_times: &'a CommitTimes,
 }
 
 impl StatusView<'_> {
@@ -103,6 +106,7 @@ impl StatusView<'_> {
             plan: self.plan_status(),
             promise: self.promise(),
             verdict_wait: self.run_log.verdict_wait(),
+            commit_latency: self.commit_times.latency().map(CommitLatencyStatus::from),
             pace: self.pace.measured().map(pace_status),
             failures: self.run_log.failures(),
             checkpoints: self.checkpoints(None),
