@@ -470,7 +470,7 @@ mod tests {
         let of_groups = ["decay_groups", "decay_rates"];
         check("[optimizer]\ndecay_groups = [\"norm=0\"]\n", &of_groups);
         check("[train]\nlanes = 4\n", &["lanes"]);
-        check("[sync]\nevery = 4\nfolders = [\"a\", \"b\"]\n", &["sync"]);
+        check("[sync]\nevery = 20\nfolders = [\"a\", \"b\"]\n", &["sync"]);
         check("[optimizer]\nkind = \"muon\"\n", &["muon"]);
         check("family = \"llama\"\nqk_norm = true\n", &["features"]);
         check_model(Some(16), "", &["sliding_window"]);

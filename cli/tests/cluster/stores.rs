@@ -170,6 +170,7 @@ fn a_shard_that_rotted_holds_the_run_until_it_is_uploaded_again() {
 fn held_run(lose: impl FnOnce(&Path)) {
     let mut cluster = SpawnedCluster::new();
     configured(&cluster, 300_000);
+    cluster.wait("the controller", |cluster| cluster.status());
     printed(&cluster, &["run", "run.toml", "--detach"]);
     let data = cluster.root.path().join("controller/data");
     let mut shards = fs::read_dir(data).expect("it keeps data").flatten().map(|entry| entry.path());
