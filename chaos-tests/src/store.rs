@@ -18,6 +18,8 @@ struct StoredPiece {
     writer: NodeId,
     reach: PieceReach,
     state: PieceState,
+    /// The bytes that a node writes in place of damaged ones, until they are durable.
+    rewrite: Option<(NodeId, Vec<u8>)>,
 }
 
 /// Who reads a piece.
@@ -71,12 +73,18 @@ pub struct SimulatedStore {
 
 impl SimulatedStore {
     /// Begins to write a piece. One that is whole stays as and where it is: its name determines its
-    /// bytes.
+    /// bytes. They are compared, and damaged ones are written anew.
     pub fn put(&mut self, key: PieceKey, bytes: Vec<u8>, writer: NodeId, reach: PieceReach) {
-        let is_there = self.pieces.get(&key).is_some_and(StoredPiece::is_whole);
-        if !is_there {
-            let piece = StoredPiece { bytes, writer, reach, state: PieceState::UnderWay };
-            self.pieces.insert(key, piece);
+        match self.pieces.get_mut(&key).filter(|piece| piece.is_whole()) {
+            Some(piece) if piece.state == PieceState::Damaged => {
+                piece.rewrite = Some((writer, bytes));
+            }
+            Some(_) => {}
+            None => {
+                let state = PieceState::UnderWay;
+                let piece = StoredPiece { bytes, writer, reach, state, rewrite: None };
+                self.pieces.insert(key, piece);
+            }
         }
     }
 
@@ -136,6 +144,10 @@ impl SimulatedStore {
     pub fn finish(&mut self, key: PieceKey) -> bool {
         match self.pieces.get_mut(&key) {
             Some(piece) if !self.fails && piece.state != PieceState::Torn => {
+                if let Some((_, bytes)) = piece.rewrite.take() {
+                    piece.bytes = bytes;
+                    piece.state = PieceState::Durable;
+                }
                 if piece.state == PieceState::UnderWay {
                     piece.state = PieceState::Durable;
                 }
@@ -156,6 +168,7 @@ impl SimulatedStore {
     /// bytes.
     pub fn writer_crashed(&mut self, writer: NodeId, draws: &mut Draws) {
         self.pieces.retain(|_, piece| {
+            piece.rewrite.take_if(|(by, _)| *by == writer);
             let is_under_way = piece.writer == writer && piece.state == PieceState::UnderWay;
             if is_under_way && draws.chance(0.5) {
                 let keep = draws.below(piece.bytes.len() as u64) as usize;
@@ -260,6 +273,25 @@ mod tests {
             }
         }
         assert!((10..40).contains(&torn), "{torn}");
+    }
+
+    #[test]
+    fn a_damaged_piece_is_mended_by_whoever_writes_it_again() {
+        let mut store = SimulatedStore::default();
+        let draws = &mut Draws::new(7, DrawPurpose::Store);
+        store.put(key(0), bytes(), WRITER, PieceReach::All);
+        assert!(store.finish(key(0)));
+        assert_eq!(store.flip(draws), Some(key(0)));
+        let damaged = store.get(key(0));
+        assert_ne!(damaged, Some(bytes()));
+        store.put(key(0), bytes(), NodeId(2), PieceReach::All);
+        assert!(store.is_damaged(key(0)), "what is written is not durable");
+        store.writer_crashed(NodeId(2), draws);
+        assert!(store.finish(key(0)), "another write of it ends");
+        assert_eq!(store.get(key(0)), damaged);
+        store.put(key(0), bytes(), NodeId(2), PieceReach::All);
+        assert!(store.finish(key(0)) && !store.is_damaged(key(0)));
+        assert_eq!(store.get(key(0)), Some(bytes()));
     }
 
     #[test]
