@@ -133,14 +133,14 @@ impl HousekeepingMarkerCounts {
 pub struct HousekeepingChecker {
     /// What this life came to.
     pub markers: HousekeepingMarkerCounts,
-    /// The nodes that should have a piece: it was acknowledged there, and nothing was done to it
-    /// since.
+    /// The nodes that should have a piece: it was acknowledged there, and what was done to it since
+    /// was mended.
     holders: BTreeMap<PieceRef, BTreeSet<NodeId>>,
-    /// Pieces that a hostile member reported to keep.
-    lied: BTreeSet<PieceRef>,
     /// Versions of which a layer failed, which was looked at when it did.
     failed: BTreeSet<Step>,
     rotten: BTreeMap<(NodeId, PieceRef), VirtualTime>,
+    /// Those of them that should have the piece once it is sound.
+    to_mend: BTreeSet<(NodeId, PieceRef)>,
     rotten_texts: BTreeMap<NodeId, VirtualTime>,
     texts_missing: BTreeMap<NodeId, VirtualTime>,
     removed: BTreeMap<NodeId, VirtualTime>,
@@ -155,21 +155,18 @@ impl HousekeepingChecker {
         self.holders.entry(piece).or_default().insert(node);
     }
 
-    pub(super) fn note_keep_claimed(&mut self, piece: PieceRef, is_hostile: bool) {
-        if is_hostile {
-            self.lied.insert(piece);
-        }
-    }
-
     pub(super) fn note_lost_disk(&mut self, node: NodeId) {
         for nodes in self.holders.values_mut() {
             nodes.remove(&node);
         }
         self.rotten.retain(|(at, _), _| *at != node);
+        self.to_mend.retain(|(at, _)| *at != node);
     }
 
     pub(super) fn note_rot(&mut self, node: NodeId, piece: PieceRef, now: VirtualTime) {
-        self.holders.entry(piece).or_default().remove(&node);
+        if self.holders.entry(piece).or_default().remove(&node) {
+            self.to_mend.insert((node, piece));
+        }
         self.rotten.insert((node, piece), now);
     }
 
@@ -276,8 +273,12 @@ impl HousekeepingChecker {
                 .disk
                 .store()
                 .is_none_or(|store| store.record(piece.name()).is_ok_and(|r| r.is_some()));
-            if cluster.sound(node, piece) || (member.is_up() && !is_kept) {
+            let is_sound = cluster.sound(node, piece);
+            if is_sound || (member.is_up() && !is_kept) {
                 self.rotten.remove(&(node, piece));
+                if self.to_mend.remove(&(node, piece)) && is_sound {
+                    self.note_holder(piece, node);
+                }
                 continue;
             }
             let can_mend = member.is_up() && member.has_disk();
@@ -520,7 +521,7 @@ impl HousekeepingChecker {
             let holders = self.holders.get(&piece).cloned().unwrap_or_default();
             let should = holders.iter().any(|node| cluster.members[node].disk.store().is_some());
             let has = cluster.members.keys().any(|node| cluster.sound(*node, piece));
-            if should && !has && !self.lied.contains(&piece) {
+            if should && !has {
                 let message = format!("layer {} of checkpoint {version} is nowhere", piece.layer);
                 return self.broken(Invariant::H4, || message);
             }

@@ -281,9 +281,6 @@ impl MemberCheckpoints {
         from: NodeId,
         (piece, is_kept): (PieceRef, bool),
     ) {
-        if is_kept {
-            env.check.note_keep_claimed(piece, env.cluster.members[&from].is_hostile);
-        }
         let member = env.cluster.members.get_mut(&node).expect("a member");
         let next = member.process.copies.note_kept(piece, from, is_kept);
         self.continue_copying(env, node, piece, next);
