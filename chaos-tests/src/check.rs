@@ -7,6 +7,7 @@ mod entries;
 mod frames;
 mod history;
 mod leaders;
+mod missed_reads;
 mod plans;
 mod rewinds;
 mod states;
@@ -19,7 +20,7 @@ use std::sync::Arc;
 use zbelastic_consensus::checkpoint::{CheckpointRecord, LayerDigest};
 use zbelastic_consensus::entry::RewindReason;
 use zbelastic_consensus::job::JobSpec;
-use zbelastic_consensus::member::Holder;
+use zbelastic_consensus::member::{Holder, LossReason, MemberChange};
 use zbelastic_consensus::plan::PlanRecord;
 use zbelastic_consensus::state::StateChange;
 use zbelastic_consensus::validation::{Seal, Turn, Verdict};
@@ -31,6 +32,7 @@ pub use self::damage::DamageRecord;
 use self::entries::EntryChecker;
 use self::history::HistoryChecker;
 use self::leaders::LeaderChecker;
+pub use self::missed_reads::MissedReads;
 use self::plans::PlanChecker;
 use self::rewinds::RewindChecker;
 use self::verdicts::VerdictChecker;
@@ -145,7 +147,15 @@ impl InvariantChecker {
         self.entries = EntryChecker::default();
         self.leaders = LeaderChecker::default();
         self.plans = PlanChecker::default();
-        self.rewinds = RewindChecker::default();
+        self.rewinds = RewindChecker::recovered(version);
+        self.damage = DamageRecord::default();
+    }
+
+    /// Whether a cluster that is gone had sealed this version, and the one that there is now seals
+    /// it anew, perhaps otherwise.
+    #[must_use]
+    pub fn is_sealed_anew(&self, version: Step) -> bool {
+        self.history.is_sealed_anew(version)
     }
 
     /// An entry changed nothing somewhere, and why.
@@ -177,13 +187,18 @@ impl InvariantChecker {
             StateChange::Adopted(plan) => self.plans.adopted(failure, plan, now),
             StateChange::Resumed(generation) => {
                 self.rewinds.resumed(self.plans.resumed(*generation));
+                self.damage.reads.resumed();
             }
-            StateChange::Rewound { reason, .. } => self.check_rewind(*reason),
-            StateChange::Members(_)
-            | StateChange::Ready(_)
+            StateChange::Rewound { to, reason, dropped } => {
+                self.check_rewind(*to, *reason, dropped);
+            }
+            StateChange::Members(changes) => {
+                changes.iter().for_each(|change| self.note_member(now, change));
+            }
+            StateChange::Checkpoint { version, .. } => self.damage.reads.agreed(*version),
+            StateChange::Ready(_)
             | StateChange::Durable { .. }
             | StateChange::Kept { .. }
-            | StateChange::Checkpoint { .. }
             | StateChange::Job { .. }
             | StateChange::Removed { .. }
             | StateChange::Access(_)
@@ -211,9 +226,38 @@ impl InvariantChecker {
         }
     }
 
-    fn check_rewind(&mut self, reason: RewindReason) {
-        self.rewinds.check(&mut self.failure, &mut self.damage, reason);
+    fn check_rewind(&mut self, to: Step, reason: RewindReason, dropped: &[Step]) {
+        self.rewinds.check(&mut self.failure, &self.damage, (to, reason), dropped);
         self.verdicts.rewind();
+        self.damage.rewound(self.plans.newest());
+    }
+
+    fn note_member(&mut self, now: VirtualTime, change: &MemberChange) {
+        match change {
+            MemberChange::Lost { holder, reason } => {
+                self.damage.gone(holder.node, now);
+                if let LossReason::Untrusted { .. } = reason {
+                    self.damage.sent_away();
+                }
+            }
+            MemberChange::Admit { .. }
+            | MemberChange::Drain { .. }
+            | MemberChange::Moved { .. } => {}
+        }
+    }
+
+    /// N1: the run is held for want of a version to go back to. It remembers the steps from `base`
+    /// on, and has checkpoints of these versions: it cannot go back to its beginning, and none of
+    /// them could be read.
+    pub fn held_with_nothing_left(&mut self, base: Step, versions: &[Step]) {
+        let reads = &self.damage.reads;
+        let left = versions.iter().find(|version| !reads.is_given_up(**version)).copied();
+        let left = left.or((base == Step(0)).then_some(base));
+        if let Some(left) = left {
+            self.failure.set(Invariant::N1, || {
+                format!("the run is held, and can go back to version {left}")
+            });
+        }
     }
 
     /// A leader counted the message of a holder that is no member any more.
@@ -255,10 +299,10 @@ impl InvariantChecker {
         states::check_held(&mut self.failure, &self.history, invariant, (node, version), layers);
     }
 
-    /// A life of a node ends, and leaves a layer at this version. The bits are compared when they are
-    /// reported.
-    pub fn keeps(&mut self, node: NodeId, version: Step) {
-        states::check_kept(&mut self.failure, &self.history, (node, version));
+    /// A life of a node ends, and leaves a layer at this version; whether the node is a member of
+    /// the cluster that there is now. The bits are compared when they are reported.
+    pub fn keeps(&mut self, node: NodeId, version: Step, is_member: bool) {
+        states::check_kept(&mut self.failure, &self.history, (node, version), is_member);
     }
 
     /// A checkpoint is referred to: it names the undisturbed run's bits, and the pieces that it

@@ -10,6 +10,7 @@ mod controllers;
 mod crash;
 mod damage;
 mod ending;
+mod flipped_layers;
 mod island_folders;
 mod long_work;
 mod machines;
@@ -70,7 +71,11 @@ const EVENTS_MAX: u64 = 20_000_000;
 #[derive(Clone, Debug)]
 pub(crate) enum SimulatedPacket {
     Control(Box<Envelope>),
-    Peer(Box<PeerFrame>),
+    Peer {
+        frame: Box<PeerFrame>,
+        /// Whether it has a layer whose state had a flipped bit at its sender.
+        is_flipped: bool,
+    },
 }
 
 /// An event that happens at a moment.
@@ -448,7 +453,10 @@ impl<'a, M: StageFactory, S: BatchSource + Clone> World<'a, M, S> {
             SimulatedPacket::Control(envelope) => {
                 self.workers.session_message(&mut self.env, from, to, envelope)
             }
-            SimulatedPacket::Peer(frame) => self.workers.peer_frame(&mut self.env, to, *frame),
+            SimulatedPacket::Peer { frame, is_flipped } => {
+                self.workers.note_arrival(to, &frame, is_flipped);
+                self.workers.peer_frame(&mut self.env, to, *frame);
+            }
         }
     }
 

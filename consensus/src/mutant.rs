@@ -95,6 +95,8 @@ pub enum Mutant {
     M59ReportedBeforePublished,
     /// m60: a copy does not mix in what came of other islands.
     M60CopyNotMixed,
+    /// m61: a checkpoint is given up with the first plan that could not read it.
+    M61GivenUpAtOnce,
 }
 
 #[cfg(feature = "mutants")]

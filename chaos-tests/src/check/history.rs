@@ -1,5 +1,7 @@
 //! S1, S6: sealed history is one, grows by one, and is never lost.
 
+use std::ops::Range;
+
 use zbelastic_consensus::history::SealHistory;
 use zbelastic_consensus::validation::{Seal, Verdict};
 use zbelastic_types::{Digest, Step};
@@ -16,11 +18,13 @@ pub(super) struct HistoryChecker {
     acked: Vec<Seal>,
     /// The most that there ever were: a new cluster may go on from an earlier version.
     acked_most: u64,
+    /// The versions that a cluster before had sealed, behind the one that the next went on from.
+    sealed_anew: Range<u64>,
 }
 
 impl HistoryChecker {
     pub(super) fn new(reference: LifeReference) -> Self {
-        Self { reference, acked: Vec::new(), acked_most: 0 }
+        Self { reference, acked: Vec::new(), acked_most: 0, sealed_anew: 0..0 }
     }
 
     /// How many steps are sealed.
@@ -31,6 +35,11 @@ impl HistoryChecker {
     /// How many steps were ever sealed, in whatever cluster.
     pub(super) fn sealed_most(&self) -> u64 {
         self.acked_most
+    }
+
+    /// Whether a cluster before had sealed this version, and this one went on from an older one.
+    pub(super) fn is_sealed_anew(&self, version: Step) -> bool {
+        self.sealed_anew.contains(&version.0)
     }
 
     /// Whether the log has a step.
@@ -86,6 +95,7 @@ impl HistoryChecker {
     /// A new cluster goes on from this version: the steps that were sealed after it are to be
     /// sealed again.
     pub(super) fn rewind(&mut self, version: Step) {
+        self.sealed_anew = version.next().0..self.acked_most + 1;
         self.acked.truncate(version.index());
         self.reference.rewind(&self.acked);
     }

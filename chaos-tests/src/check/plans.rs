@@ -79,6 +79,11 @@ impl PlanChecker {
         self.plans.get(before).cloned()
     }
 
+    /// The last plan that was begun to load.
+    pub(super) fn newest(&self) -> Option<Generation> {
+        self.adopted.last_key_value().map(|(generation, _)| *generation)
+    }
+
     /// Whether a plan was never resumed.
     pub(super) fn was_loading(&self, generation: Generation) -> bool {
         !self.resumed.contains(&generation)

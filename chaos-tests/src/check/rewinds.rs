@@ -5,7 +5,7 @@ use std::sync::Arc;
 use zbelastic_consensus::Holder;
 use zbelastic_consensus::entry::RewindReason;
 use zbelastic_consensus::plan::PlanRecord;
-use zbelastic_types::{LayerId, NodeId, StageIndex};
+use zbelastic_types::{LayerId, NodeId, StageIndex, Step};
 
 use super::FirstFailure;
 use super::damage::DamageRecord;
@@ -17,35 +17,46 @@ use crate::queue::VirtualTime;
 pub(super) struct RewindChecker {
     /// The last plan that ran, and when it was adopted.
     ran: Option<(Arc<PlanRecord>, VirtualTime)>,
-    /// Whether the run went back since.
-    is_rewound: bool,
+    /// The version that the run went back to since, or that a new cluster began with.
+    rewound_to: Option<Step>,
 }
 
 impl RewindChecker {
+    /// A new cluster begins with a version.
+    pub(super) fn recovered(version: Step) -> Self {
+        Self { ran: None, rewound_to: Some(version) }
+    }
+
     /// A plan runs. A holder that is ready may die before that, so it counts from its adoption.
     pub(super) fn resumed(&mut self, adopted: Option<(Arc<PlanRecord>, VirtualTime)>) {
         self.ran = adopted;
-        self.is_rewound = false;
+        self.rewound_to = None;
     }
 
     /// L3: a run goes back only for a layer that all its holders have lost, or for a state that is
-    /// wrong.
+    /// wrong; and past no checkpoint but one that could not be read.
     pub(super) fn check(
         &mut self,
         failure: &mut FirstFailure,
-        damage: &mut DamageRecord,
-        reason: RewindReason,
+        damage: &DamageRecord,
+        (to, reason): (Step, RewindReason),
+        dropped: &[Step],
     ) {
         let is_excused = match reason {
             RewindReason::LayerLost { layer } => self.is_lost(damage, layer),
-            RewindReason::StateDiffers { .. } => damage.take_flip(),
+            RewindReason::StateDiffers { layer } => damage.is_flipped(layer),
             // No operator orders it in a life.
             RewindReason::Ordered => false,
         };
         if !is_excused {
             failure.set(Invariant::L3, || format!("the run goes back without need: {reason:?}"));
         }
-        self.is_rewound = true;
+        if let Some(passed) = dropped.iter().find(|version| !damage.reads.is_given_up(**version)) {
+            failure.set(Invariant::L3, || {
+                format!("the run goes back to {to}, past checkpoint {passed}, which can be read")
+            });
+        }
+        self.rewound_to = Some(to);
     }
 
     /// The holders of copies of a layer that this node owns in the last plan that ran.
@@ -62,14 +73,17 @@ impl RewindChecker {
         })
     }
 
-    /// Whether something happened to every holder of a layer when the last plan ran. A run that
-    /// went back since has its layers from the store.
+    /// Whether every holder of a layer is gone since the last plan that ran was adopted. A run that
+    /// went back since has its layers from a checkpoint, and loses them if that is given up.
     fn is_lost(&self, damage: &DamageRecord, layer: LayerId) -> bool {
-        let Some((plan, since)) = self.ran.as_ref().filter(|_| !self.is_rewound) else {
-            return damage.is_store_damaged();
-        };
-        let stage = stage_of(plan, layer);
-        plan.holders_of(stage).all(|holder| damage.is_disturbed_since(holder.node, *since))
+        match (self.rewound_to, &self.ran) {
+            (Some(version), _) => damage.reads.is_given_up(version),
+            (None, Some((plan, since))) => {
+                let mut holders = plan.holders_of(stage_of(plan, layer));
+                holders.all(|holder| damage.is_gone_since(holder.node, *since))
+            }
+            (None, None) => false,
+        }
     }
 }
 

@@ -8,17 +8,19 @@ use super::FirstFailure;
 use super::history::HistoryChecker;
 use crate::failure::Invariant;
 
-/// A node keeps a layer at this version when a life of it ends. It may have held it in the cluster
-/// before, which went on behind the version that the next one goes on from.
+/// A node keeps a layer at this version when a life of it ends. One that has not learned of a new
+/// cluster holds it in the cluster before, which went on behind the version that the new one goes
+/// on from.
 pub(super) fn check_kept(
     failure: &mut FirstFailure,
     history: &HistoryChecker,
     (node, version): (NodeId, Step),
+    is_member: bool,
 ) {
-    let sealed = history.sealed_most();
+    let sealed = if is_member { history.sealed() } else { history.sealed_most() };
     if version.0 > sealed {
         failure.set(Invariant::S9, || {
-            format!("w{node} keeps version {version}, {sealed} steps were ever sealed")
+            format!("w{node} keeps version {version}, {sealed} steps are sealed")
         });
     }
 }

@@ -101,8 +101,7 @@ impl VerdictChecker {
                 return check_reason(failure, seal, is_skipped && has_guard && !is_logged);
             }
             Reason::DiffersFromLog { replays } => {
-                let is_spoiled = damage.is_marked(seal.turn) || damage.has_flipped();
-                check_reason(failure, seal, is_spoiled && is_logged);
+                check_reason(failure, seal, damage.is_marked(seal.turn) && is_logged);
                 (replays, RECOMPUTE_REPLAYS_MAX)
             }
             Reason::NonfiniteGradient { replays, .. } | Reason::NonfiniteLoss { replays } => {

@@ -18,7 +18,7 @@ pub enum KnownBug {
 
 impl KnownBug {
     /// All of them, by their numbers.
-    pub const ALL: [Self; 60] = [
+    pub const ALL: [Self; 61] = [
         Self::Bug(Bug::M1AckBeforeSync),
         Self::Mutant(Mutant::M2TurnUnchecked),
         Self::Bug(Bug::M3MomentsNotRestored),
@@ -75,6 +75,7 @@ impl KnownBug {
         Self::Mutant(Mutant::M58DisksNotAwaited),
         Self::Mutant(Mutant::M59ReportedBeforePublished),
         Self::Mutant(Mutant::M60CopyNotMixed),
+        Self::Mutant(Mutant::M61GivenUpAtOnce),
         Self::Mutant(Mutant::R2GenerationUnchecked),
         Self::Mutant(Mutant::R3SealedBeforeHeld),
         Self::Mutant(Mutant::R5CheckpointBeforeSeal),
@@ -141,6 +142,7 @@ impl KnownBug {
             Self::Mutant(Mutant::M58DisksNotAwaited) => "m58",
             Self::Mutant(Mutant::M59ReportedBeforePublished) => "m59",
             Self::Mutant(Mutant::M60CopyNotMixed) => "m60",
+            Self::Mutant(Mutant::M61GivenUpAtOnce) => "m61",
             Self::Mutant(Mutant::R2GenerationUnchecked) => "R2",
             Self::Mutant(Mutant::R3SealedBeforeHeld) => "R3",
             Self::Mutant(Mutant::R5CheckpointBeforeSeal) => "R5",
@@ -296,6 +298,9 @@ impl KnownBug {
             Self::Mutant(Mutant::M60CopyNotMixed) => {
                 "a copy does not mix in what came of other islands"
             }
+            Self::Mutant(Mutant::M61GivenUpAtOnce) => {
+                "a checkpoint is given up with the first plan that could not read it"
+            }
             Self::Mutant(Mutant::M58DisksNotAwaited) => {
                 "a checkpoint is given up while a worker with a piece of it may come back (R11 off)"
             }
@@ -368,6 +373,8 @@ impl KnownBug {
             Self::Mutant(Mutant::M58DisksNotAwaited) => &[Invariant::L6],
             Self::Mutant(Mutant::M59ReportedBeforePublished) => &[Invariant::L1, Invariant::N1],
             Self::Mutant(Mutant::M60CopyNotMixed) => &[Invariant::N1],
+            // A run whose only checkpoint is given up is held.
+            Self::Mutant(Mutant::M61GivenUpAtOnce) => &[Invariant::L3, Invariant::N1],
             Self::Mutant(Mutant::M28FollowedTooOld) => &[Invariant::N1, Invariant::L3],
             // A step that is clipped or left out is one that is sealed, with other bits.
             Self::Mutant(Mutant::M52CandidateKept) => &[Invariant::S9, Invariant::N1],

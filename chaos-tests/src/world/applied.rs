@@ -81,15 +81,12 @@ impl ChangeRecord {
                 env.rewound_at = index;
                 // Nothing is removed: versions it went past are computed, and named, again.
                 self.referred.retain(|version, _| !dropped.contains(version));
-                workers.forget_flips();
             }
             StateChange::Adopted(plan) | StateChange::Sealed { adopted: Some(plan), .. } => {
+                env.checker.damage.adopted(&workers.flipped_layers());
                 check_witnesses(env, workers, newest, plan);
             }
-            StateChange::Resumed(_) => {
-                env.store.note_resumed();
-                env.checker.damage.keepers_are_back();
-            }
+            StateChange::Resumed(_) => env.store.note_resumed(),
             StateChange::Members(_)
             | StateChange::Planned(_)
             | StateChange::Ready(_)
@@ -128,6 +125,7 @@ impl ChangeRecord {
             }
             StateChange::Job { phase: JobPhase::Halted(HaltReason::NothingToRestore), .. } => {
                 let versions: Vec<Step> = self.referred.keys().copied().collect();
+                env.checker.held_with_nothing_left(core.state().history().base(), &versions);
                 versions.into_iter().for_each(|version| self.check_keepers(env, workers, version));
             }
             StateChange::Members(_)
@@ -258,8 +256,6 @@ impl ChangeRecord {
         holder: Holder,
         reason: LossReason,
     ) {
-        // Nothing is requested any more from a holder that the log declares lost, rightly or not.
-        env.checker.damage.disturbed(holder.node, env.now);
         let follows = env.pre_copy.iter().flat_map(|pre_copy| &pre_copy.layers);
         let (follows, owns) = follows.fold((false, false), |(follows, owns), f| {
             (follows || f.follower == holder, owns || f.owner == holder)
@@ -387,8 +383,7 @@ fn check_witnesses(
     }
 }
 
-/// Whether the copy holder of a node's layer is down, or something happened to it since a bit
-/// of the layer flipped.
+/// Whether the copy holder of a node's layer is gone, or was since a bit of the layer flipped.
 fn has_no_witness(
     env: &Surroundings<'_>,
     workers: &dyn WorkerFacts,

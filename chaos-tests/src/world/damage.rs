@@ -102,7 +102,6 @@ impl<M: StageFactory, S: BatchSource + Clone> StormFaults<'_, '_, M, S> {
         else {
             return false;
         };
-        self.world.env.checker.damage.store_damaged();
         self.world.env.note(|| format!("layer {layer} of checkpoint {version} is damaged"));
         true
     }

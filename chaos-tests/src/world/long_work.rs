@@ -42,7 +42,6 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
         process.busy = Some((number, outputs));
         process.is_hung = is_stuck;
         if is_stuck {
-            env.checker.damage.disturbed(node, now);
             env.note(|| format!("w{node} gets stuck: {work:?}"));
         } else {
             env.note(|| format!("w{node} works for {} ms: {work:?}", us / 1000));
@@ -89,7 +88,10 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
     ) {
         let is_layer = matches!(frame.body, PeerBody::Layer(_));
         let long = if is_layer { env.long_us(LongWork::Serve) } else { None };
-        let Some(us) = long else { return env.send_peer(node, to, frame) };
+        let Some(us) = long else {
+            let is_flipped = self.has_flipped_layer(node, &frame);
+            return env.send_peer(node, to, (frame, is_flipped));
+        };
         env.note_long(LongWork::Serve, us);
         let machine = self.machines.get_mut(&node).expect("a worker");
         let life = machine.life;
@@ -110,7 +112,8 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
     ) {
         if self.machines.get(&node).is_some_and(|machine| machine.life == life) {
             self.transfer_ended(node, life);
-            env.send_peer(node, to, frame);
+            let is_flipped = self.has_flipped_layer(node, &frame);
+            env.send_peer(node, to, (frame, is_flipped));
         }
     }
 

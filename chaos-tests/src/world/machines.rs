@@ -1,19 +1,18 @@
 //! The machines of a life, and the processes that run on them.
 
-use std::cell::Cell;
 use std::collections::{BTreeSet, VecDeque};
 
 use zbelastic_consensus::core::Core;
 use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::message::HeldLayer;
 use zbelastic_consensus::raft::PersistToken;
-use zbelastic_consensus::session::WorkerSession;
+use zbelastic_consensus::session::{WorkerCommand, WorkerSession};
 use zbelastic_consensus::state::State;
 use zbelastic_consensus::validation::Turn;
 use zbelastic_schedule::Program;
 use zbelastic_trainer::elastic::StageFactory;
 use zbelastic_trainer::runtime::{RuntimeInput, RuntimeOutput, WorkerRuntime};
-use zbelastic_types::{Generation, NodeId, Step};
+use zbelastic_types::{ClusterId, Generation, LayerId, NodeId, Step};
 
 use super::planning;
 use crate::crash_points::CrashPoint;
@@ -122,9 +121,17 @@ pub(super) struct WorkerProcess<M: StageFactory, S> {
     pub(super) reported_inventory: Option<(VirtualTime, Vec<HeldLayer>)>,
     /// The turn and the step that the checker looked at last.
     pub(super) checked: Option<(Turn, Step)>,
-    /// A bit of a state was flipped elsewhere, the node that held it has gone back, and the order
-    /// to go back is still on its way to this one, which may follow that state.
-    pub(super) may_follow_flipped: Cell<bool>,
+    /// Layers that it was sent with a flipped bit.
+    pub(super) flipped_layers: BTreeSet<LayerId>,
     /// State that only a known bug looks at.
     pub(super) last_program: Option<Program>,
+}
+
+impl<M: StageFactory, S> WorkerProcess<M, S> {
+    /// Whether it is a member of this cluster, and has forgotten the one before.
+    pub(super) fn is_of(&self, cluster: ClusterId) -> bool {
+        let forgets =
+            |input: &RuntimeInput| matches!(input, RuntimeInput::Command(WorkerCommand::Forget));
+        self.session.cluster() == cluster && !self.backlog.iter().any(forgets)
+    }
 }

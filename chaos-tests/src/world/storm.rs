@@ -181,7 +181,6 @@ impl<M: StageFactory, S: BatchSource + Clone> StormFaults<'_, '_, M, S> {
         let machine = self.world.workers.machines.get_mut(&node).expect("it is up");
         machine.slow_factor = u64::from(factor);
         machine.slow_until = until;
-        self.world.env.checker.damage.disturbed(node, until);
         true
     }
 
@@ -193,7 +192,6 @@ impl<M: StageFactory, S: BatchSource + Clone> StormFaults<'_, '_, M, S> {
 
     fn close_some_connection(&mut self, draw: u64) -> bool {
         let Some(node) = pick(&self.up_workers(), draw) else { return false };
-        self.world.env.checker.damage.disturbed(node, self.world.env.now);
         self.world.close_connection(node)
     }
 
@@ -265,7 +263,6 @@ impl<M: StageFactory, S: BatchSource + Clone> StormFaults<'_, '_, M, S> {
             machine.paused_until = until;
             is_up |= machine.process.is_some();
         }
-        self.world.env.checker.damage.disturbed(node, until);
         is_up
     }
 

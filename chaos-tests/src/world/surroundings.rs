@@ -253,13 +253,17 @@ impl<'a> Surroundings<'a> {
         let until = self.now.after(us);
         for (from, to) in &links {
             self.network.cut(*from, *to);
-            self.checker.damage.disturbed(*from, until);
-            self.checker.damage.disturbed(*to, until);
         }
         self.queue.push(until, WorldEvent::HealLinks(links));
     }
 
-    pub(super) fn send_peer(&mut self, node: NodeId, to: NodeId, frame: PeerFrame) {
-        self.send(node, to, NetworkLane::Tensor, SimulatedPacket::Peer(Box::new(frame)));
+    pub(super) fn send_peer(
+        &mut self,
+        node: NodeId,
+        to: NodeId,
+        (frame, is_flipped): (PeerFrame, bool),
+    ) {
+        let packet = SimulatedPacket::Peer { frame: Box::new(frame), is_flipped };
+        self.send(node, to, NetworkLane::Tensor, packet);
     }
 }

@@ -1,5 +1,7 @@
 //! The facts that the entries of the log are compared with: the state and the work of the workers.
 
+use std::collections::BTreeSet;
+
 use zbelastic_consensus::message::HeldLayer;
 use zbelastic_consensus::state::State;
 use zbelastic_consensus::validation::Turn;
@@ -12,8 +14,7 @@ use zbelastic_types::{LayerId, NodeId, StageIndex, Step};
 use super::workers::Workers;
 use crate::queue::VirtualTime;
 
-/// The facts that controllers' changes are compared with. None of them changes a worker but for a
-/// flipped bit, which is gone when the run goes back.
+/// The facts that controllers' changes are compared with. None of them changes a worker.
 pub(super) trait WorkerFacts {
     /// Whether a node is a worker's.
     fn has(&self, node: NodeId) -> bool;
@@ -21,8 +22,8 @@ pub(super) trait WorkerFacts {
     fn running_boot(&self, node: NodeId) -> Option<u64>;
     /// Layers with a flipped bit in their state.
     fn flipped(&self) -> Vec<(NodeId, LayerId)>;
-    /// The flipped states are gone.
-    fn forget_flips(&self);
+    /// Layers that any worker may hold with a flipped bit.
+    fn flipped_layers(&self) -> BTreeSet<LayerId>;
     /// The first live member that holds a version of a layer, and has not answered since that it
     /// does not.
     fn holder_of(
@@ -60,14 +61,10 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerFacts for Workers<M, S> {
         flipped.filter_map(|(node, layer)| Some((node, layer?))).collect()
     }
 
-    fn forget_flips(&self) {
-        let is_flipped = self.machines.values().any(|m| m.faults.borrow().flipped().is_some());
-        for machine in self.machines.values() {
-            machine.faults.borrow_mut().forget_flip();
-            if let Some(process) = machine.process.as_ref().filter(|_| is_flipped) {
-                process.may_follow_flipped.set(true);
-            }
-        }
+    fn flipped_layers(&self) -> BTreeSet<LayerId> {
+        let sent = self.machines.values().filter_map(|machine| machine.process.as_ref());
+        let sent = sent.flat_map(|process| process.flipped_layers.iter().copied());
+        sent.chain(self.flipped().into_iter().map(|(_, layer)| layer)).collect()
     }
 
     fn holder_of(

@@ -12,7 +12,7 @@ use zbelastic_trainer::stage::{EngineActivity, EngineProgress, SealedState, Wait
 use zbelastic_types::{Generation, NodeId, Step};
 
 use super::WorldEvent;
-use super::machines::{WorkerMachine, WorkerProcess};
+use super::machines::WorkerProcess;
 use super::surroundings::Surroundings;
 use super::workers::Workers;
 use crate::bug::{self, Bug};
@@ -96,6 +96,8 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
             | RuntimeInput::Written { .. } => None,
         };
         let ends_life = matches!(&input, RuntimeInput::Command(WorkerCommand::EndLife));
+        let is_command = matches!(&input, RuntimeInput::Command(_));
+        let starts = self.starts_plan(node, &input);
         let Some(machine) = self.machines.get_mut(&node) else { return };
         let Some(process) = &mut machine.process else { return };
         let plan = process.runtime.active_stage().map(|active| active.plan());
@@ -103,8 +105,9 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
         let taken = process.runtime.handle(input);
         process.done += u64::from(moves && taken.is_ok());
         if ends_life {
+            let is_member = process.is_of(env.cluster);
             let idle_layers = process.runtime.idle_layers().values();
-            idle_layers.for_each(|image| env.checker.keeps(node, image.version));
+            idle_layers.for_each(|image| env.checker.keeps(node, image.version, is_member));
         }
         if let Some((generation, sender, true)) = frame {
             match taken {
@@ -116,6 +119,11 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
                     }
                 }
             }
+        }
+        if starts {
+            self.forget_flipped(node);
+        } else if is_command {
+            self.retain_flipped(node);
         }
         self.drive_runtime(env, node);
         self.check_runtime(env, node);
@@ -202,7 +210,6 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
         process.busy = Some((number, outputs));
         process.is_hung = hangs;
         if hangs {
-            env.checker.damage.disturbed(node, now);
             env.note(|| format!("w{node}: an operation hangs"));
         } else {
             let op_us = long.unwrap_or(op_us * factor);
@@ -279,6 +286,9 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
                         "it is hashed once, and not stale"
                     );
                 }
+                if let WorkerEvent::LoadFailed { generation, layer, .. } = &event {
+                    env.checker.damage.reads.reported(node, *layer, *generation);
+                }
                 self.note_numeric_faults(env, node, &event);
                 self.report_to_session(env, node, event);
             }
@@ -342,22 +352,23 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
         key: PieceKey,
     ) {
         let fails = !env.is_calm && env.draws_store.chance(env.case.options.read_failures);
-        let (version, layer, _) = key;
+        let (version, layer, digest) = key;
         let is_running = |n: NodeId| self.machines.get(&n).is_some_and(|m| m.process.is_some());
         let is_away = !is_reached(&env.store, key, is_running);
         let bytes = if fails || is_away { None } else { env.store.get(key) };
         self.transfer_ended(node, life);
         if is_away {
-            env.checker.damage.keepers_away();
             env.mark(Marker::KeepersAway);
-        } else if fails {
-            env.checker.damage.read_failed();
         }
         if fails || is_away {
             env.store.note_unread(version, env.now);
             env.note(|| format!("w{node} cannot read layer {layer} of checkpoint {version}"));
         }
         let read = bytes.and_then(|bytes| LoadedLayer::decode(&bytes).ok()).map(Box::new);
+        if self.machines.get(&node).is_some_and(|machine| machine.life == life) {
+            let is_whole = read.as_ref().is_some_and(|read| read.digest == digest);
+            env.checker.damage.reads.note(node, version, layer, is_whole);
+        }
         self.runtime_input(env, node, life, RuntimeInput::Read { version, layer, read });
     }
 
@@ -383,45 +394,41 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
         durable.is_none().then_some(version)
     }
 
-    /// Compares the standby layers of a runtime with the reference. While a bit of a state is
-    /// flipped anywhere, copies may follow the flipped state and are not compared; the flip is
-    /// found out before the next seal, and the state is given up.
+    /// Compares the standby layers of a runtime with the reference, but for those that it was sent
+    /// with a flipped bit.
     fn check_standby_layers(&mut self, env: &mut Surroundings<'_>, node: NodeId) {
-        let process = self.sound_process(env, node);
-        for copy in process.iter().flat_map(|process| process.runtime.standby_copies()) {
+        let process = self.process_of(env, node);
+        let copies = process.iter().flat_map(|process| process.runtime.standby_copies());
+        for copy in copies.filter(|copy| !self.is_flipped(node, copy.layer())) {
             let layers = [(copy.layer(), copy.digest())];
             env.checker.holds(Invariant::N1, node, copy.version(), &layers);
         }
     }
 
     /// Compares the layers that a worker reports to hold with the reference, those that it kept of a
-    /// life before among them. An inventory that was requested before the run went back is not
-    /// believed by any leader, and the session drops one that another cluster requested.
+    /// life before among them, but for those that may have a flipped bit. An inventory that was
+    /// requested before the run went back is not believed by any leader, and the session drops one
+    /// that another cluster requested.
     pub(super) fn check_inventory(
         &self,
         env: &mut Surroundings<'_>,
         node: NodeId,
         (index, layers): (u64, &[HeldLayer]),
     ) {
-        let process = self.sound_process(env, node).filter(|_| index >= env.rewound_at);
+        let process = self.process_of(env, node).filter(|_| index >= env.rewound_at);
         if !process.is_some_and(|process| process.inventories_due.contains(&index)) {
             return;
         }
-        for HeldLayer { layer, version, digest } in layers {
+        let sound = layers.iter().filter(|held| !self.is_flipped(node, held.layer));
+        for HeldLayer { layer, version, digest } in sound {
             env.checker.holds(Invariant::N1, node, *version, &[(*layer, *digest)]);
         }
     }
 
-    /// The process of a worker, if no bit of a state is flipped that it may have.
-    fn sound_process(&self, env: &Surroundings<'_>, node: NodeId) -> Option<&WorkerProcess<M, S>> {
-        let is_flipped = |m: &WorkerMachine<M, S>| m.faults.borrow().flipped().is_some();
-        if self.machines.values().any(is_flipped) {
-            return None;
-        }
+    /// The process of a worker that is of this cluster.
+    fn process_of(&self, env: &Surroundings<'_>, node: NodeId) -> Option<&WorkerProcess<M, S>> {
         let process = self.machines.get(&node)?.process.as_ref()?;
-        let is_sound =
-            process.session.cluster() == env.cluster && !process.may_follow_flipped.get();
-        is_sound.then_some(process)
+        (process.session.cluster() == env.cluster).then_some(process)
     }
 
     /// Notes which faults of numbers are in a report.
@@ -432,9 +439,14 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
         event: &WorkerEvent,
     ) {
         let WorkerEvent::Reported { report, .. } = event else { return };
-        let effects = self.machines[&node].faults.borrow_mut().take_effects();
+        let faults = &self.machines[&node].faults;
+        let flipped = faults.borrow().flipped();
+        let effects = faults.borrow_mut().take_effects();
+        if self.process_of(env, node).is_none() {
+            return;
+        }
         for fault in effects {
-            env.checker.damage.spoiled(node, env.now, report.turn, fault);
+            env.checker.damage.spoiled((node, env.now), report.turn, fault, flipped);
         }
     }
 
@@ -445,9 +457,7 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
         let Some(process) = &mut machine.process else { return };
         // A worker that does not know yet that there is a new cluster holds the steps that the old
         // one sealed.
-        let forgets =
-            |input: &RuntimeInput| matches!(input, RuntimeInput::Command(WorkerCommand::Forget));
-        if process.session.cluster() != env.cluster || process.backlog.iter().any(forgets) {
+        if !process.is_of(env.cluster) {
             return;
         }
         // A stage that was loaded and does not run yet is compared by the log itself.

@@ -1,6 +1,5 @@
 //! The machines of workers: session and runtime.
 
-use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -108,7 +107,7 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
             transfers: 0,
             reported_inventory: None,
             checked: None,
-            may_follow_flipped: Cell::new(false),
+            flipped_layers: BTreeSet::new(),
             inventories_due: BTreeSet::new(),
             last_program: None,
         });
@@ -282,13 +281,12 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
 
     fn note_command(&mut self, env: &mut Surroundings<'_>, node: NodeId, command: &WorkerCommand) {
         match command {
-            WorkerCommand::ApplySeal(_) => {}
+            WorkerCommand::ApplySeal(_) | WorkerCommand::Release => {}
             WorkerCommand::TakeInventory { index, .. } => {
                 if let Some(process) = self.process_mut(node) {
                     process.inventories_due.insert(*index);
                 }
             }
-            WorkerCommand::Release => self.forget_flip(node),
             WorkerCommand::EndLife => {
                 env.note(|| format!("w{node} is fenced off and keeps what is sealed"));
             }
@@ -300,7 +298,6 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
                 env.note(|| format!("w{node} follows {count} layers"));
             }
             WorkerCommand::Rewind => {
-                self.forget_flip(node);
                 env.note(|| format!("w{node} goes back"));
             }
             WorkerCommand::Load(load) => {
@@ -315,24 +312,11 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
                 env.note(|| format!("w{node} is to write version {version}"));
             }
             WorkerCommand::Forget => {
-                self.forget_flip(node);
                 if let Some(process) = self.process_mut(node) {
                     process.inventories_due.clear();
                 }
                 env.note(|| format!("w{node} is of another cluster and forgets"));
             }
-        }
-    }
-
-    /// A node gives up its layers. If a bit of it was flipped, others may follow that until
-    /// they have given it up too.
-    fn forget_flip(&mut self, node: NodeId) {
-        let is_flipped = self.machines[&node].faults.borrow().flipped().is_some();
-        self.machines[&node].faults.borrow_mut().forget_flip();
-        for (other, machine) in &self.machines {
-            let Some(process) = &machine.process else { continue };
-            let may_follow = &process.may_follow_flipped;
-            may_follow.set(*other != node && (is_flipped || may_follow.get()));
         }
     }
 
@@ -350,7 +334,7 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
         machine.faults.borrow_mut().forget_flip();
         env.store.writer_crashed(node, &mut env.draws_store);
         env.note(|| format!("w{node} dies"));
-        env.checker.damage.disturbed(node, env.now);
+        env.checker.damage.gone(node, env.now);
         true
     }
 

@@ -6,6 +6,7 @@ use zbelastic_types::{Generation, LayerId, Step};
 
 use crate::entry::Entry;
 use crate::job::JobChange;
+use crate::mutant::{self, Mutant};
 use crate::plan::PlanReason;
 use crate::state::State;
 
@@ -113,7 +114,9 @@ impl UnreadCheckpoints {
 
     /// Checkpoints that are not to be gone back to.
     pub(super) fn bad_checkpoints(&self) -> BTreeSet<Step> {
-        let is_bad = |failed: &FailedReads| failed.plans.len() >= PLANS_FAILED_MAX;
+        let is_hasty = mutant::is(Mutant::M61GivenUpAtOnce);
+        let plans_max = if is_hasty { 1 } else { PLANS_FAILED_MAX };
+        let is_bad = |failed: &FailedReads| failed.plans.len() >= plans_max;
         let bad = self.failed.iter().filter(|(_, failed)| is_bad(failed));
         bad.map(|(version, _)| *version).collect()
     }

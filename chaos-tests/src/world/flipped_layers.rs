@@ -1,0 +1,86 @@
+//! Layers with a flipped bit in their state: which processes hold one. A layer is compared with the
+//! reference by whoever holds it, but for these; a process does not hold one any more once it gave
+//! the layer up, or runs a plan that begins with a state that all who hold the layer have reported.
+
+use std::collections::BTreeSet;
+
+use zbelastic_consensus::session::WorkerCommand;
+use zbelastic_trainer::data::BatchSource;
+use zbelastic_trainer::elastic::StageFactory;
+use zbelastic_trainer::runtime::{PeerBody, PeerFrame, RuntimeInput};
+use zbelastic_types::{LayerId, NodeId};
+
+use super::workers::Workers;
+
+impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
+    /// Whether a process may hold a layer with a flipped bit: its own, or one that it was sent.
+    pub(super) fn is_flipped(&self, node: NodeId, layer: LayerId) -> bool {
+        let Some(machine) = self.machines.get(&node) else { return false };
+        let sent = machine.process.as_ref().map(|process| &process.flipped_layers);
+        machine.faults.borrow().flipped() == Some(layer)
+            || sent.is_some_and(|sent| sent.contains(&layer))
+    }
+
+    /// Whether a frame has a layer that its sender may hold with a flipped bit.
+    pub(super) fn has_flipped_layer(&self, sender: NodeId, frame: &PeerFrame) -> bool {
+        layer_of(frame).is_some_and(|layer| self.is_flipped(sender, layer))
+    }
+
+    /// A frame arrives, perhaps with a layer that has a flipped bit.
+    pub(super) fn note_arrival(&mut self, to: NodeId, frame: &PeerFrame, is_flipped: bool) {
+        let process = self.machines.get_mut(&to).and_then(|machine| machine.process.as_mut());
+        if let (Some(process), Some(layer), true) = (process, layer_of(frame), is_flipped) {
+            process.flipped_layers.insert(layer);
+        }
+    }
+
+    /// Whether a plan that a process has loaded begins to run there with this input.
+    pub(super) fn starts_plan(&self, node: NodeId, input: &RuntimeInput) -> bool {
+        let RuntimeInput::Command(WorkerCommand::Run { generation }) = input else { return false };
+        let process = self.machines.get(&node).and_then(|machine| machine.process.as_ref());
+        let loaded = process.and_then(|process| process.runtime.active_stage());
+        loaded.is_some_and(|stage| stage.plan().generation == *generation && !stage.is_running())
+    }
+
+    /// A process runs a plan: its states were compared, and it keeps no others.
+    pub(super) fn forget_flipped(&mut self, node: NodeId) {
+        let machine = self.machines.get_mut(&node).expect("a worker");
+        machine.faults.borrow_mut().forget_flip();
+        if let Some(process) = &mut machine.process {
+            process.flipped_layers.clear();
+        }
+    }
+
+    /// A process may have given up layers. One that others wait for may be among its inputs.
+    pub(super) fn retain_flipped(&mut self, node: NodeId) {
+        let Some(machine) = self.machines.get_mut(&node) else { return };
+        let Some(process) = machine.process.as_mut().filter(|it| it.backlog.is_empty()) else {
+            return;
+        };
+        let own = machine.faults.borrow().flipped();
+        if own.is_none() && process.flipped_layers.is_empty() {
+            return;
+        }
+        let held: BTreeSet<LayerId> =
+            process.runtime.inventory().into_iter().map(|held| held.layer).collect();
+        process.flipped_layers.retain(|layer| held.contains(layer));
+        if own.is_some_and(|layer| !held.contains(&layer)) {
+            machine.faults.borrow_mut().forget_flip();
+        }
+    }
+}
+
+/// The layer that a frame has a state of.
+fn layer_of(frame: &PeerFrame) -> Option<LayerId> {
+    match &frame.body {
+        PeerBody::Layer(image) => Some(image.layer),
+        PeerBody::StandbyLayer { image, .. } => Some(image.layer()),
+        PeerBody::Frame(_)
+        | PeerBody::Prefix(_)
+        | PeerBody::Partial(_)
+        | PeerBody::Gradients { .. }
+        | PeerBody::Fetch { .. }
+        | PeerBody::StandbyRequest { .. }
+        | PeerBody::StandbyUpdate { .. } => None,
+    }
+}
