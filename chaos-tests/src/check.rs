@@ -190,11 +190,9 @@ impl InvariantChecker {
                 self.damage.reads.resumed();
             }
             StateChange::Rewound { to, reason, dropped } => {
-                self.check_rewind(*to, *reason, dropped);
+                self.check_rewind(*to, *reason, dropped)
             }
-            StateChange::Members(changes) => {
-                changes.iter().for_each(|change| self.note_member(now, change));
-            }
+            StateChange::Members(changes) => self.note_members(now, changes),
             StateChange::Checkpoint { version, .. } => self.damage.reads.agreed(*version),
             StateChange::Ready(_)
             | StateChange::Durable { .. }
@@ -232,17 +230,13 @@ impl InvariantChecker {
         self.damage.rewound(self.plans.newest());
     }
 
-    fn note_member(&mut self, now: VirtualTime, change: &MemberChange) {
-        match change {
-            MemberChange::Lost { holder, reason } => {
-                self.damage.gone(holder.node, now);
-                if let LossReason::Untrusted { .. } = reason {
-                    self.damage.sent_away();
-                }
+    fn note_members(&mut self, now: VirtualTime, changes: &[MemberChange]) {
+        for change in changes {
+            let MemberChange::Lost { holder, reason } = change else { continue };
+            self.damage.gone(holder.node, now);
+            if let LossReason::Untrusted { .. } = reason {
+                self.damage.sent_away();
             }
-            MemberChange::Admit { .. }
-            | MemberChange::Drain { .. }
-            | MemberChange::Moved { .. } => {}
         }
     }
 

@@ -286,10 +286,7 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
                         "it is hashed once, and not stale"
                     );
                 }
-                if let WorkerEvent::LoadFailed { generation, layer, .. } = &event {
-                    env.checker.damage.reads.reported(node, *layer, *generation);
-                }
-                self.note_numeric_faults(env, node, &event);
+                self.note_faults(env, node, &event);
                 self.report_to_session(env, node, event);
             }
             RuntimeOutput::Peer { to, frame } => {
@@ -431,13 +428,11 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
         (process.session.cluster() == env.cluster).then_some(process)
     }
 
-    /// Notes which faults of numbers are in a report.
-    fn note_numeric_faults(
-        &mut self,
-        env: &mut Surroundings<'_>,
-        node: NodeId,
-        event: &WorkerEvent,
-    ) {
+    /// Notes which faults are in a report: of numbers, or of reads.
+    fn note_faults(&mut self, env: &mut Surroundings<'_>, node: NodeId, event: &WorkerEvent) {
+        if let WorkerEvent::LoadFailed { generation, layer, .. } = event {
+            env.checker.damage.reads.reported(node, *layer, *generation);
+        }
         let WorkerEvent::Reported { report, .. } = event else { return };
         let faults = &self.machines[&node].faults;
         let flipped = faults.borrow().flipped();
