@@ -133,7 +133,7 @@ impl Planning {
         let generation = state.generation();
         let layer = self.faults.differing(generation)?;
         state.running_spec()?;
-        if watch.is_in_flight(ProposalLane::Job) {
+        if watch.is_in_flight(ProposalLane::Job) || watch.is_completing() {
             return None;
         }
         let Some(to) = self.unread.versions_left(state).next() else {
@@ -243,6 +243,7 @@ impl Planning {
         let may_be_held = draft.missing().next().is_some()
             || !watch.absent.awaited_for(state, missing_layers(&inventory), watch.now).is_empty();
         let is_waited_for = watch.is_in_flight(ProposalLane::Members)
+            || watch.is_completing()
             || inventory.held.is_some()
                 && may_be_held
                 && !takes_silence_for_loss(watch, draft.since);

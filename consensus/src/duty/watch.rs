@@ -155,6 +155,11 @@ impl DutyWatch {
         self.in_flight.values().any(|found| *found == lane)
     }
 
+    /// Whether a checkpoint is agreed on at this moment: a run that went back would go past it.
+    pub(super) fn is_completing(&self) -> bool {
+        self.in_flight.values().any(|lane| matches!(lane, ProposalLane::Checkpoint(_)))
+    }
+
     /// Whether an entry is under way that moves the open version, or names the next.
     pub(super) fn is_changing(&self) -> bool {
         self.in_flight.values().any(|lane| match lane {

@@ -127,6 +127,31 @@ fn a_layer_that_is_lost_takes_the_run_back_before_it_goes_on() {
     assert!(plan.sources.iter().all(is_saved), "memory is not believed after a rewind");
 }
 
+/// The worker that wrote it has reported it, and its checkpoint is agreed on while the other one is
+/// lost.
+#[test]
+fn a_run_does_not_go_back_past_a_checkpoint_that_is_about_to_be_complete() {
+    let mut log = FixtureLog::running(long(), &[1, 2]);
+    log.keep(4);
+    log.checkpoint(4, 1);
+    log.keep(4);
+    log.save(8, 1);
+    log.keep(2);
+    let mut harness = DutiesHarness::new(log);
+    let entry = Entry::Checkpoint { version: Step(8) };
+    assert_eq!(harness.decide(), Some(LeaderAction::Propose(entry.clone())));
+    harness.duties.on_proposed(harness.log.state.applied() + 2, &entry);
+    harness.agree(Entry::Members(vec![lost(harness.log.holder(2))]));
+    harness.act();
+    harness.solve();
+    harness.report_held(1, &[0, 1], 10);
+    assert_eq!(harness.act(), [], "it would go back to the one before");
+    harness.agree(entry);
+    let (generation, to) = (harness.log.state.generation(), Step(8));
+    let reason = RewindReason::LayerLost { layer: LayerId(2) };
+    assert_eq!(harness.act(), [Entry::Rewind { generation, to, reason }]);
+}
+
 /// Worker 1 has written these checkpoints and is lost; worker 2, which holds nothing, has come.
 pub(super) fn log_of_a_replaced_worker(checkpoints: &[u64]) -> FixtureLog {
     let mut log = FixtureLog::running(long(), &[1]);
