@@ -98,7 +98,10 @@ impl WeightsHead {
         let expected = std::str::from_utf8(line).map_err(|_| ObjectError::Title)?;
         let expected = expected.strip_suffix('\n').ok_or(ObjectError::Title)?;
         check_hash(expected, blake3::hash(head))?;
-        Ok(postcard::from_bytes(head)?)
+        match postcard::take_from_bytes(head)? {
+            (head, []) => Ok(head),
+            (_, [_, ..]) => Err(ObjectError::Form(postcard::Error::DeserializeBadEncoding)),
+        }
     }
 
     /// Compares floats that were read with the hash that it has of them.
@@ -199,6 +202,14 @@ mod tests {
             damaged[place] ^= 4;
             assert!(WeightsHead::decode(&damaged).is_err(), "flipped at {place}");
         }
+    }
+
+    #[test]
+    fn nothing_is_behind_a_head() {
+        let longer = [postcard::to_allocvec(&head()).expect("a form"), vec![0]].concat();
+        let mut bytes = format!("{TITLE}{}\n", blake3::hash(&longer)).into_bytes();
+        bytes.extend(longer);
+        assert!(matches!(WeightsHead::decode(&bytes), Err(ObjectError::Form(_))));
     }
 
     #[test]

@@ -51,8 +51,9 @@ pub struct LaneLog {
 }
 
 impl LaneLog {
-    /// Adds the steps of a trace that are whole and not yet known, and returns them. A text that is
-    /// no trace adds none: it may have been cut between two pieces of different steps.
+    /// Adds the steps of a trace that are whole and not yet known, and returns them: the last
+    /// [`LANE_STEPS_KEPT`] of more. A text that is no trace adds none: it may have been cut between two
+    /// pieces of different steps.
     pub fn add_trace(&mut self, text: &str) -> Vec<StepLanes> {
         self.too_long = (text.len() > TRACE_BYTES_MAX).then_some(text.len() as u64);
         if self.too_long.is_some() {
@@ -149,10 +150,11 @@ fn read_trace(text: &str) -> Vec<StepLanes> {
     // A step in the middle of the simulation has neighbours on both sides, as measured ones have.
     let middle = planned.len() / 2;
     let planned = planned.into_values().nth(middle).map(step_lanes).unwrap_or_default();
-    let count = measured.len();
-    let whole =
-        measured.into_iter().enumerate().filter(|(index, _)| (1..count - 1).contains(index));
-    let lanes = whole.map(|(_, (step, slices))| StepLanes {
+    let last = measured.len().saturating_sub(1);
+    // Each has a copy of what is planned, so none is made of a step that is not kept.
+    let first = last.saturating_sub(LANE_STEPS_KEPT).max(1);
+    let whole = measured.into_iter().take(last).skip(first);
+    let lanes = whole.map(|(step, slices)| StepLanes {
         step,
         measured: step_lanes(slices),
         planned: planned.clone(),
@@ -229,8 +231,10 @@ mod tests {
         assert_eq!(added.iter().map(|lanes| lanes.step).collect::<Vec<_>>(), [7]);
         log.rewind(5);
         assert_eq!(log.steps().map(|lanes| lanes.step).collect::<Vec<_>>(), [5]);
-        log.add_trace(&trace(5..5 + 2 * LANE_STEPS_KEPT as u64));
-        assert_eq!(log.steps().len(), LANE_STEPS_KEPT);
+        let end = 5 + 2 * LANE_STEPS_KEPT as u64;
+        let added = log.add_trace(&trace(5..end));
+        assert_eq!(added.iter().map(|lanes| lanes.step).max(), Some(end - 2));
+        assert_eq!((added.len(), log.steps().len()), (LANE_STEPS_KEPT, LANE_STEPS_KEPT));
     }
 
     #[test]

@@ -108,6 +108,8 @@ targets! {
     ModelConfigs => large(trainer::MODEL_MEMORY, spec("model-configs", trainer::model_configs)),
     /// Weights of a given model in safetensors' form.
     Safetensors => spec("safetensors", trainer::safetensors),
+    /// Indexes of weights in several files.
+    ShardIndexes => spec("shard-indexes", trainer::shard_indexes),
     /// Weights with the `config.json` beside them.
     Imports => large(trainer::MODEL_MEMORY, spec("imports", trainer::imports)),
     /// Adapters' configurations in PEFT's form.
@@ -120,14 +122,22 @@ targets! {
     Manifests => spec("manifests", checkpoint::manifests),
     /// Checkpoints of a mirror, as a bucket has them.
     MirrorCheckpoints => spec("mirror-checkpoints", checkpoint::mirror_checkpoints),
+    /// Documents in the manifests that a cluster is recovered from.
+    CheckpointDocuments => spec("checkpoint-documents", node::checkpoint_documents),
     /// Records of pieces in a store's index.
     PieceRecords => spec("piece-records", checkpoint::piece_records),
     /// Names of a chunk in the store.
     ChunkNames => spec("chunk-names", checkpoint::chunk_names),
+    /// Lists of the hashes of a text's chunks, as a peer sends them.
+    ChunkLists => spec("chunk-lists", checkpoint::chunk_lists),
+    /// Heads of the objects that islands exchange.
+    IslandHeads => spec("island-heads", checkpoint::island_heads),
     /// `VERSION` of a data folder.
     FolderVersions => spec("folder-versions", checkpoint::folder_versions),
     /// Requests that browsers send to the server of the page, over one connection.
     PageRequests => spec("page-requests", page::page_requests),
+    /// Traces of steps, as the page reads them from a node.
+    LaneTraces => spec("lane-traces", page::lane_traces),
     /// Requests that people send to the API of a node.
     ApiRequests => spec("api-requests", node::api_requests),
     /// Answers that people get from it.

@@ -65,3 +65,15 @@ fn corpora_are_small_and_each_is_a_targets() {
     }
     assert!(bytes <= CORPORA_BYTES_MAX, "{bytes} bytes of corpora, at most {CORPORA_BYTES_MAX}");
 }
+
+#[test]
+fn the_page_names_every_target_once() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/chaos.md");
+    let page = fs::read_to_string(page).expect("the page is there");
+    let rows = page.lines().skip_while(|line| *line != "| of | targets |");
+    let rows: Vec<&str> = rows.take_while(|line| line.starts_with('|')).collect();
+    for target in Target::ALL {
+        let named = rows.concat().matches(&format!("`{}`", target.name())).count();
+        assert_eq!(named, 1, "{} in the table of targets", target.name());
+    }
+}

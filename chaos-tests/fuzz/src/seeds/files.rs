@@ -1,9 +1,15 @@
 //! Files: of a data folder, of a model, of people.
 
+use std::sync::Arc;
+
 use zbelastic_checkpoint::{Manifest, PieceName, PieceRecord};
 use zbelastic_config::load_document;
+use zbelastic_consensus::checkpoint::CheckpointRecord;
 use zbelastic_consensus::codec::encode;
+use zbelastic_consensus::validation::Ledger;
 use zbelastic_mirror::{MirroredCheckpoint, MirroredData};
+use zbelastic_node::cluster::recovery::CheckpointDocument;
+use zbelastic_policy::data_chunks::ChunkHashes;
 use zbelastic_trainer::elastic::LayerImage;
 use zbelastic_trainer::hf::{
     WeightType, WeightsFiles, adapter_config_json, config_json, write_safetensors,
@@ -11,11 +17,11 @@ use zbelastic_trainer::hf::{
 use zbelastic_trainer::model::{
     AttentionBias, Family, LlamaFeatures, ModelConfig, RopeScaling, initial_weights, model_layers,
 };
-use zbelastic_types::{Digest, LayerId, Step};
+use zbelastic_types::{Digest, Generation, LayerId, Step};
 use zbelastic_wire::document::{DataName, JobDocument};
 
 use super::texts;
-use crate::targets::checkpoint::version;
+use crate::targets::checkpoint::{LIST_CHUNK, island_head, version};
 use crate::targets::trainer::{adapted, model};
 
 /// Machines that a run is planned for.
@@ -40,6 +46,12 @@ pub const EVENT_LINES: &str = r#"{"event":"started","at_ms":5,"node":1,"term":0}
 pub const TRACES: [&str; 2] = [
     "time_s,nodes_alive\n0,80\n60,70\n120,60\n",
     "time_s,event,node,nodes_alive\n0,join,a,1\n5.5,join,b,2\n9,leave,a,1\n",
+];
+/// Indexes of one file of weights and of two.
+pub const SHARD_INDEXES: [&str; 2] = [
+    r#"{"metadata":{"total_size":8},"weight_map":{"a":"model.safetensors"}}"#,
+    r#"{"weight_map":{"a":"model-00001-of-00002.safetensors","b":"model-00002-of-00002.safetensors",
+        "c":"model-00001-of-00002.safetensors"}}"#,
 ];
 /// A life that failed once.
 pub const CASE: &str = include_str!("../../../regressions/seed-3853-digest.json");
@@ -85,6 +97,33 @@ pub fn mirror_checkpoint() -> Vec<u8> {
 
 pub fn piece_records() -> Vec<Vec<u8>> {
     [&b""[..], b"bytes"].map(|bytes| row(&PieceRecord::of(bytes))).to_vec()
+}
+
+/// Of data without a byte, of one chunk and of several, of which the last is cut short.
+pub fn chunk_lists() -> Vec<Vec<u8>> {
+    let list = |length: usize| {
+        let list = ChunkHashes::of(&vec![7; length], LIST_CHUNK).encode();
+        [&(length as u64).to_le_bytes()[..], &list].concat()
+    };
+    [0, 9, 4096, 5 * 1024 + 1].map(list).to_vec()
+}
+
+/// A head, and its bytes without the line before them.
+pub fn island_heads() -> Vec<Vec<u8>> {
+    let whole = island_head().encode().expect("numbers have a form");
+    let line = whole.iter().position(|byte| *byte == b'\n').expect("a line");
+    let body = whole[line + 1..].to_vec();
+    vec![whole, body]
+}
+
+/// The document of a checkpoint, and that of a version before there were classes of devices.
+pub fn checkpoint_documents() -> Vec<Vec<u8>> {
+    let job = job();
+    let spec = Arc::new(job.spec(job.encode().expect("it is short")));
+    let ledger = Ledger::new(Generation(3), Step(8), 7);
+    let record = CheckpointRecord { version: Step(8), layers: vec![Digest([5; 32]); 3], ledger };
+    let before = encode(&(Arc::clone(&spec), record.clone()));
+    vec![encode(&CheckpointDocument::of(&spec, &record, None)), before]
 }
 
 /// A layer with as many moments as weights, with fewer, and with none.
@@ -147,10 +186,13 @@ pub fn import() -> Vec<u8> {
 
 const TINY: &str = "[model]\npreset = \"tiny\"\n";
 
-pub fn job_document() -> Vec<u8> {
+fn job() -> JobDocument {
     let config = load_document("seed", TINY).expect("it is legal").config;
-    let job = JobDocument::new("tiny".to_owned(), config, TINY.to_owned(), DataName::of(b"text"));
-    job.encode().expect("it is short")
+    JobDocument::new("tiny".to_owned(), config, TINY.to_owned(), DataName::of(b"text"))
+}
+
+pub fn job_document() -> Vec<u8> {
+    job().encode().expect("it is short")
 }
 
 pub fn configurations() -> Vec<Vec<u8>> {

@@ -29,6 +29,16 @@ use zbelastic_wire::{
 
 use crate::targets::node::FrameFields;
 
+/// Three measured steps, of which the one in the middle is whole, beside a planned one.
+pub const LANE_TRACE: &str = r#"{"traceEvents":[
+{"name":"process_name","ph":"M","pid":0,"tid":0,"args":{"name":"measured"}},
+{"name":"process_name","ph":"M","pid":1,"tid":0,"args":{"name":"planned: zb-h1"}},
+{"name":"F0 step 4","cat":"forward","ph":"X","pid":0,"tid":0,"ts":400,"dur":5},
+{"name":"F0 step 5","cat":"forward","ph":"X","pid":0,"tid":0,"ts":500.25,"dur":5},
+{"name":"gate of step 5","cat":"gate","ph":"X","pid":0,"tid":1,"ts":507,"dur":1e-3},
+{"name":"F0 step 6","cat":"forward","ph":"X","pid":0,"tid":0,"ts":600,"dur":5},
+{"name":"F0 step 1","cat":"forward","ph":"X","pid":1,"tid":2,"ts":50,"dur":5}]}"#;
+
 const NOW: UnixSeconds = UnixSeconds(1_795_262_463);
 
 fn frame(class: u32, meta: &[u8], floats: &[f32]) -> Vec<u8> {

@@ -1,4 +1,4 @@
-//! The files in a data folder.
+//! The files in a data folder, and the objects that are written into folders and buckets.
 
 use std::cell::RefCell;
 use std::fs;
@@ -11,10 +11,14 @@ use zbelastic_checkpoint::{
     CheckpointId, CheckpointStore, ChunkHash, DatabaseFault, FolderStore, Index, IndexChange,
     IndexRow, LockedFolder, PieceName,
 };
+use zbelastic_islands::WeightsHead;
 use zbelastic_mirror::MirroredCheckpoint;
+use zbelastic_policy::data::DataName;
+use zbelastic_policy::data_chunks::{ChunkHashes, ChunkListFault, ChunkSize};
+use zbelastic_transport::ChunkCheck;
 use zbelastic_types::{Digest, LayerId, RunId, Step};
 
-use super::folder;
+use super::{any, folder};
 use crate::DecodeOutcome;
 
 thread_local! {
@@ -126,6 +130,71 @@ pub fn chunk_names(bytes: &[u8]) -> DecodeOutcome {
     let Ok(text) = std::str::from_utf8(bytes) else { return DecodeOutcome::Refused };
     let Ok(hash) = ChunkHash::parse(text) else { return DecodeOutcome::Refused };
     assert_eq!(hash.to_string(), text);
+    DecodeOutcome::Accepted
+}
+
+/// Of a chunk that a list has the hash of: the fewest bytes that there may be.
+pub const LIST_CHUNK: ChunkSize = ChunkSize::of(1024);
+
+/// A list behind the length of its data is refused, or has the bytes that it was read from. No mutation finds a
+/// list of a given name, so that the name is the one that the list gives.
+pub fn chunk_lists(bytes: &[u8]) -> DecodeOutcome {
+    let Some((length, list)) = bytes.split_first_chunk() else { return DecodeOutcome::Refused };
+    let unnamed = DataName { hash: Digest([0; 32]), length: u64::from_le_bytes(*length) };
+    let hash = match ChunkHashes::decode(unnamed, list, LIST_CHUNK) {
+        Err(ChunkListFault::Length { .. }) => return DecodeOutcome::Refused,
+        Err(ChunkListFault::Root { found, .. }) => found,
+        // A hash is that of its only chunk.
+        Ok(_) => unnamed.hash,
+    };
+    let name = DataName { hash, ..unnamed };
+    let hashes = ChunkHashes::decode(name, list, LIST_CHUNK).expect("its own name");
+    assert_eq!((hashes.name(), &hashes.encode()[..]), (name, list));
+    let behind = LIST_CHUNK.count(name.length);
+    assert!([behind, u64::MAX].iter().all(|chunk| !hashes.is_sound(*chunk, list)));
+    let _ = hashes.is_sound(0, list);
+    DecodeOutcome::Accepted
+}
+
+/// Heads, and bytes that the title and their right hash are put before: no mutation finds the hash.
+pub fn island_heads(bytes: &[u8]) -> DecodeOutcome {
+    let titled = [&island_title(bytes), bytes].concat();
+    any([check_island_head(bytes), check_island_head(&titled)])
+}
+
+/// What stands before the bytes of a head.
+fn island_title(head: &[u8]) -> Vec<u8> {
+    let written = island_head().encode().expect("numbers have a form");
+    let title = written.split(|byte| *byte == b'\n').next().expect("a line");
+    let words = &title[..title.len() - DataName::of(head).hash.to_string().len()];
+    [words, format!("{}\n", DataName::of(head).hash).as_bytes()].concat()
+}
+
+/// The head of an object of outer state.
+#[must_use]
+pub fn island_head() -> WeightsHead {
+    WeightsHead {
+        settings: [7; 32],
+        island: 1,
+        layer: 300,
+        version: 64,
+        before: [0; 32],
+        is_skipped: true,
+        floats: 70_000,
+        contents: [5; 32],
+    }
+}
+
+/// A head is written again as bytes that are read as it, and has nothing behind it.
+fn check_island_head(bytes: &[u8]) -> DecodeOutcome {
+    let Ok(head) = WeightsHead::decode(bytes) else { return DecodeOutcome::Refused };
+    let again = head.encode().expect("it was a head");
+    assert_eq!(WeightsHead::decode(&again).expect("it reads what it wrote"), head);
+    assert_eq!(head.place(), (LayerId(head.layer), Step(head.version)));
+    let body = bytes.splitn(2, |byte| *byte == b'\n').nth(1).expect("a head behind its line");
+    let longer = [body, &[0]].concat();
+    let longer = [island_title(&longer), longer].concat();
+    assert!(WeightsHead::decode(&longer).is_err(), "there is nothing behind a head");
     DecodeOutcome::Accepted
 }
 

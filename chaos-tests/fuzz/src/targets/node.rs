@@ -2,19 +2,21 @@
 //! protocol.
 
 use std::fmt::Debug;
+use std::sync::Arc;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use zbelastic_api::{decode_answer, decode_request, encode_answer, encode_request};
 use zbelastic_cli::args::{AddressList, HostPort};
 use zbelastic_config::{ConfigValue, NODES_MAX, load_document, parse_injections, read_nodes};
-use zbelastic_consensus::codec::decode as decode_form;
+use zbelastic_consensus::codec::{decode as decode_form, encode as encode_form};
 use zbelastic_machine::{DeviceList, DeviceSelector};
 use zbelastic_node::cluster::node_record::NodeRecord;
+use zbelastic_node::cluster::recovery::CheckpointDocument;
 use zbelastic_node_folder::NodeDataFolder;
 use zbelastic_preemption::{MetadataUrl, NoticeSource};
 use zbelastic_transport::{FrameClass, FramePart, ReceivedFrame};
-use zbelastic_wire::document::JobDocument;
+use zbelastic_wire::document::{DataName, JobDocument};
 use zbelastic_wire::frames::{FrameAssembly, IncomingFrame, incoming};
 use zbelastic_wire::{BulkKey, NodeAnswer, NodeMessage, NodeRequest, decode, encode};
 use zbelastic_wording::parse_duration;
@@ -110,6 +112,24 @@ pub fn job_documents(bytes: &[u8]) -> DecodeOutcome {
     let Ok(again) = document.encode() else { return DecodeOutcome::Refused };
     let read = JobDocument::decode(&again).expect("it reads what it wrote");
     assert_eq!(format!("{read:?}"), format!("{document:?}"));
+    DecodeOutcome::Accepted
+}
+
+/// The document of a checkpoint is written as bytes that are read as it, and leads to a manifest of its version. The
+/// right name is given to its job, which no mutation finds.
+pub fn checkpoint_documents(bytes: &[u8]) -> DecodeOutcome {
+    let Some(mut document) = CheckpointDocument::decode(bytes) else {
+        return DecodeOutcome::Refused;
+    };
+    let again = encode_form(&document);
+    let read = CheckpointDocument::decode(&again).expect("it reads what it wrote");
+    assert_eq!(encode_form(&read), again);
+    let spec = Arc::make_mut(&mut document.spec);
+    spec.config = DataName::of(&spec.document).hash;
+    let Some(manifest) = document.manifest() else { return DecodeOutcome::Refused };
+    let version = manifest.version;
+    assert_eq!((version.run, version.version), (document.spec.run, document.record.version));
+    assert_eq!(manifest.layers.len(), document.record.layers.len());
     DecodeOutcome::Accepted
 }
 

@@ -1,12 +1,13 @@
-//! Requests for the live page, of clients that nobody let in.
+//! Requests for the live page, of clients that nobody let in, and traces that it reads of nodes.
 
 use std::sync::Arc;
 
+use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex, split};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::{spawn_blocking, yield_now};
 use zbelastic_ui::{AccessPolicy, ClientDeadlines, PageService, TokenRefusal};
-use zbelastic_view::RunCosts;
+use zbelastic_view::{Dashboard, LANE_STEPS_KEPT, Observation, RunCosts};
 
 use crate::DecodeOutcome;
 
@@ -67,4 +68,20 @@ async fn wait_for_turns() {
     for _ in 0..TURNS {
         yield_now().await;
     }
+}
+
+/// A page is sent JSON: steps in order and once, no more than are kept.
+pub fn lane_traces(bytes: &[u8]) -> DecodeOutcome {
+    let Ok(text) = std::str::from_utf8(bytes) else { return DecodeOutcome::Refused };
+    let mut dashboard = Dashboard::new(RunCosts::default());
+    let messages = dashboard.observe(Observation::Trace(text.to_owned()));
+    let read = |message: &String| serde_json::from_str::<Value>(message).expect("JSON");
+    let messages: Vec<Value> = messages.iter().map(read).collect();
+    let lanes = messages.iter().filter_map(|message| message["lanes"].as_array()).flatten();
+    let steps: Vec<Option<u64>> = lanes.map(|lanes| lanes["step"].as_u64()).collect();
+    assert!(steps.len() <= LANE_STEPS_KEPT && steps.is_sorted_by(|a, b| a < b));
+    assert_eq!(steps.last().copied().flatten().unwrap_or(0), dashboard.newest_lanes());
+    let again = dashboard.observe(Observation::Trace(text.to_owned()));
+    assert!(again.is_empty(), "its steps are known");
+    DecodeOutcome::of(!steps.is_empty())
 }

@@ -1,12 +1,14 @@
 //! Layers, and models of others.
 
+use std::path::{Component, Path};
+
 use zbelastic_trainer::elastic::{
     ChainingValue, LayerAssembler, LayerImage, LoadedLayer, StateLen, image_bytes, layer_digest,
     moment_subtrees, moment_value, weights_end,
 };
 use zbelastic_trainer::hf::{
-    PeftAdapters, adapter_config_json, config_json, import_adapters, import_safetensors,
-    parse_adapter_config, parse_config,
+    PeftAdapters, SHARDS_MAX, ShardIndex, adapter_config_json, config_json, import_adapters,
+    import_safetensors, parse_adapter_config, parse_config,
 };
 use zbelastic_trainer::model::{
     Family, FrozenTensors, LlamaFeatures, LoraInit, LoraScaling, LoraSettings, ModelConfig,
@@ -127,6 +129,19 @@ pub fn imports(bytes: &[u8]) -> DecodeOutcome {
     };
     let Ok(model) = parse_config(text) else { return DecodeOutcome::Refused };
     if model.errors().is_empty() { import(&model, file) } else { DecodeOutcome::Refused }
+}
+
+/// An index names files that lie beside it, each once, and no more than there may be.
+pub fn shard_indexes(bytes: &[u8]) -> DecodeOutcome {
+    let Ok(text) = std::str::from_utf8(bytes) else { return DecodeOutcome::Refused };
+    let Ok(index) = ShardIndex::parse(text) else { return DecodeOutcome::Refused };
+    let files = index.files();
+    assert!((1..=SHARDS_MAX).contains(&files.len()) && files.is_sorted_by(|a, b| a < b));
+    for name in files {
+        let parts: Vec<Component<'_>> = Path::new(name).components().collect();
+        assert_eq!(parts, [Component::Normal(name.as_ref())], "it leads out of the folder");
+    }
+    DecodeOutcome::Accepted
 }
 
 /// Adapters that the model can have are described by a file that is read as they are.
