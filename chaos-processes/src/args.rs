@@ -25,8 +25,8 @@ const SOAK_CHECKPOINTS_MAX: u64 = 1_000_000;
 const SOAK_EVERY_MAX: u64 = 2_048;
 /// The text below the help of `soak`.
 pub const SOAK_EXIT_CODES: &str = "\
-Exit codes: 0 the disks are flat, 2 usage, 10 a disk holds more than one checkpoint beyond before, 11
-fewer checkpoints were complete than were to be, 14 the soak itself, 130 interrupted.";
+Exit codes: 0 disks, memory, descriptors and threads are flat, 2 usage, 10 one of them grows, 11 fewer
+checkpoints were complete than were to be, 14 the soak itself, 130 interrupted.";
 /// The text below the help of `demo`.
 pub const DEMO_EXIT_CODES: &str = "\
 Exit codes: 0 the weights are the same, 8 they differ, 11 no progress for a minute, 12 a
@@ -236,6 +236,10 @@ pub struct SoakArgs {
     /// Steps from one checkpoint to the next.
     #[arg(long, value_name = "STEPS", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=SOAK_EVERY_MAX))]
     pub every: u64,
+    /// Workers are lost and join: so many seconds after a join one is killed and its disk is gone, and so many
+    /// seconds after that another one joins. Needs two workers.
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    pub churn: Option<Duration>,
     /// Write a picture of the bytes on each node's disk, as SVG.
     #[arg(long, value_name = "FILE")]
     pub plot: Option<PathBuf>,

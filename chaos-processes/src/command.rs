@@ -20,7 +20,7 @@ use super::measure::{self, MeasureRowKind, MeasureSetup, heading};
 use super::process_network::NetworkKind;
 use super::replay::{self, FleetTrace, ReplaySetup};
 use super::run_monitor::{RunMonitor, STANDSTILL};
-use super::soak::{self, SoakSetup, SoakVerdict};
+use super::soak::{self, CHURN_WORKERS_MIN, SoakSetup, SoakVerdict};
 use super::undisturbed::UndisturbedTraining;
 use crate::args::{DemoArgs, GroupArgs, MeasureArgs, ProcessRunArgs, ReplayArgs, SoakArgs};
 
@@ -201,10 +201,16 @@ pub fn soak(
     own: &Path,
     monitor: &mut RunMonitor<'_>,
 ) -> Result<u8, LocalClusterError> {
+    if args.churn.is_some() && args.group.workers < CHURN_WORKERS_MIN {
+        let line = format!("error: --churn needs --workers {CHURN_WORKERS_MIN} at least");
+        monitor.print_line(&line)?;
+        return Ok(USAGE);
+    }
     let mut folder = folder(None, "soak")?;
     let cluster = cluster_of(&args.group, program(&args.group, own), folder.path());
-    let SoakArgs { checkpoints, every, .. } = *args;
-    let setup = SoakSetup { cluster, config: args.subject.configuration(), checkpoints, every };
+    let SoakArgs { checkpoints, every, churn, .. } = *args;
+    let config = args.subject.configuration();
+    let setup = SoakSetup { cluster, config, checkpoints, every, churn };
     let report = soak::run(&setup, monitor).inspect_err(|_| folder.keep())?;
     monitor.print_line(&report.to_string())?;
     if let Some(path) = &args.plot {

@@ -21,6 +21,12 @@ const GROWTH_MAX: f64 = 0.5;
 const SLACK: ResourceFootprint =
     ResourceFootprint { descriptors: 64, threads: 64, resident: 128 << 20, kept: 64 << 20 };
 
+/// The growth that is permitted from the first half of a soak to the second: connections to
+/// members that come and go, threads that wait for disks, buffers of a checkpoint. That of bytes kept follows from the
+/// model.
+const SOAK_SLACK: ResourceFootprint =
+    ResourceFootprint { descriptors: 32, threads: 32, resident: 64 << 20, kept: 0 };
+
 /// The amounts of the process that holds the most of each resource.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResourceFootprint {
@@ -37,9 +43,12 @@ pub struct ResourceFootprint {
 /// Something grew that may not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResourceGrowth {
-    what: &'static str,
-    before: u64,
-    now: u64,
+    /// The resource, in words.
+    pub what: &'static str,
+    /// Its amount before.
+    pub before: u64,
+    /// Its amount now.
+    pub now: u64,
 }
 
 impl fmt::Display for ResourceGrowth {
@@ -56,10 +65,24 @@ impl ResourceFootprint {
     /// The most that any member of a cluster holds.
     #[must_use]
     pub fn of(cluster: &LocalCluster) -> Self {
-        cluster.members().iter().map(of_member).fold(Self::default(), Self::most)
+        cluster.members().iter().map(Self::of_member).fold(Self::default(), Self::most)
     }
 
-    fn most(self, other: Self) -> Self {
+    /// The amounts of a member; of one without a process those of its disk.
+    #[must_use]
+    pub fn of_member(member: &ClusterMember) -> Self {
+        let kept = kept_bytes(&member.spec().data_dir);
+        let Some(pid) = member.pid() else { return Self { kept, ..Self::default() } };
+        let entries = |folder: &str| {
+            fs::read_dir(format!("/proc/{pid}/{folder}")).map_or(0, |found| found.count() as u64)
+        };
+        let resident = peak_bytes(pid).unwrap_or(0);
+        Self { descriptors: entries("fd"), threads: entries("task"), resident, kept }
+    }
+
+    /// The greater of each resource.
+    #[must_use]
+    pub fn most(self, other: Self) -> Self {
         Self {
             descriptors: self.descriptors.max(other.descriptors),
             threads: self.threads.max(other.threads),
@@ -71,35 +94,33 @@ impl ResourceFootprint {
     /// The resource that grew by more than it may since `before`, if anything did.
     #[must_use]
     pub fn growth_since(self, before: Self) -> Option<ResourceGrowth> {
-        let pairs = [
+        self.growth_beyond(before, GROWTH_MAX, SLACK)
+    }
+
+    /// The resource that grew from the first half of a soak to the second, if anything did, where so many bytes more
+    /// may be kept.
+    #[must_use]
+    pub fn soak_growth_since(self, before: Self, kept_bytes: u64) -> Option<ResourceGrowth> {
+        self.growth_beyond(before, 0.0, Self { kept: kept_bytes, ..SOAK_SLACK })
+    }
+
+    fn growth_beyond(self, before: Self, share: f64, slack: Self) -> Option<ResourceGrowth> {
+        let grown = [
             (
                 "open descriptors of a process",
                 before.descriptors,
                 self.descriptors,
-                SLACK.descriptors,
+                slack.descriptors,
             ),
-            ("threads of a process", before.threads, self.threads, SLACK.threads),
-            ("peak memory of a process, in bytes,", before.resident, self.resident, SLACK.resident),
-            ("what a node keeps, in bytes,", before.kept, self.kept, SLACK.kept),
+            ("threads of a process", before.threads, self.threads, slack.threads),
+            ("peak memory of a process, in bytes,", before.resident, self.resident, slack.resident),
+            ("what a node keeps, in bytes,", before.kept, self.kept, slack.kept),
         ];
-        pairs.into_iter().find_map(|(what, before, now, slack)| {
-            let is_much = now as f64 > before as f64 * (1.0 + GROWTH_MAX) + slack as f64;
+        grown.into_iter().find_map(|(what, before, now, slack)| {
+            let is_much = now as f64 > before as f64 * (1.0 + share) + slack as f64;
             is_much.then_some(ResourceGrowth { what, before, now })
         })
     }
-}
-
-fn of_member(member: &ClusterMember) -> ResourceFootprint {
-    let folder = &member.spec().data_dir;
-    let kept = kept_bytes(folder);
-    let Some(pid) = member.pid() else {
-        return ResourceFootprint { kept, ..ResourceFootprint::default() };
-    };
-    let entries = |folder: &str| {
-        fs::read_dir(format!("/proc/{pid}/{folder}")).map_or(0, |found| found.count() as u64)
-    };
-    let resident = peak_bytes(pid).unwrap_or(0);
-    ResourceFootprint { descriptors: entries("fd"), threads: entries("task"), resident, kept }
 }
 
 /// Bytes of the checkpoints and texts in a node's folder.

@@ -1,17 +1,25 @@
-//! A run of many checkpoints that nothing disturbs: the bytes on every node's disk have to stay as
-//! many as they are, within one checkpoint. They are drawn as a picture, too.
+//! A run of many checkpoints: the bytes on every node's disk, and the memory, the descriptors and the threads of its
+//! process have to stay as many as they are. Nothing disturbs it, or workers are lost and join. Bytes on disks are
+//! drawn as a picture, too.
 
+mod churn;
 mod plot;
 
 use std::fmt;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use super::contract::TestedConfiguration;
+use self::churn::{WorkerChange, WorkerChurn};
+use super::cluster_observation::MemberIndex;
+use super::contract::{ProcessRole, TestedConfiguration};
 use super::events::NodeEventKind;
-use super::footprint::{bytes_below, kept_bytes};
-use super::local_cluster::{LocalCluster, LocalClusterError, LocalClusterSetup};
+use super::footprint::{ResourceFootprint, ResourceGrowth, bytes_below};
+use super::local_cluster::{
+    LOOK_EVERY, LocalCluster, LocalClusterError, LocalClusterSetup, MEMBERS_MAX,
+};
 use super::run_monitor::{RunMonitor, STANDSTILL, StallDetector};
+use super::system::ProcessSignal;
 
 /// Samples of a soak, about: as many as a picture shows apart.
 const SAMPLES: u64 = 400;
@@ -20,6 +28,8 @@ const WARM_UP_SHARE: u64 = 10;
 /// Bytes of files that grow up to limits of their own, far beyond those of a soak (logs, events), are
 /// measured beside the others and not judged.
 const KEPT: &str = "checkpoints and texts";
+/// Workers that a soak with losses and joins begins with, at least: a loss leaves one.
+pub const CHURN_WORKERS_MIN: u32 = 2;
 
 /// What is run.
 #[derive(Clone, Debug)]
@@ -32,10 +42,13 @@ pub struct SoakSetup {
     pub checkpoints: u64,
     /// Steps from one to the next.
     pub every: u64,
+    /// The time from a loss to a join and from a join to the next loss; without it, nobody is lost.
+    pub churn: Option<Duration>,
 }
 
-/// What lies on the disks behind a checkpoint.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+/// The resources of all nodes behind a checkpoint. A node stands for its place: a worker that joins has that of the one
+/// that was lost, and is compared with it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct SoakSample {
     /// Number of the checkpoint, from 1.
     pub checkpoint: u64,
@@ -43,14 +56,20 @@ pub struct SoakSample {
     pub kept: Vec<u64>,
     /// Bytes of all other files, of each node.
     pub other: Vec<u64>,
+    /// Open files and sockets of each process.
+    pub descriptors: Vec<u64>,
+    /// Threads of each process.
+    pub threads: Vec<u64>,
+    /// The peak of each process's memory so far, in bytes.
+    pub resident: Vec<u64>,
 }
 
 /// What a soak shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SoakVerdict {
-    /// No node's disk holds more than one checkpoint beyond what it held before.
+    /// No node holds more than it did before, within a checkpoint (two where workers are lost) and some slack.
     Flat,
-    /// A node's disk does.
+    /// A node does.
     Grows,
     /// Fewer checkpoints were complete than the soak was to have: it shows nothing of them.
     TooFew,
@@ -59,7 +78,7 @@ pub enum SoakVerdict {
 /// What was measured.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct SoakReport {
-    /// The names of the nodes.
+    /// The names of the nodes; of a place the name of the node that had it first.
     pub nodes: Vec<String>,
     /// Bytes of one copy of a checkpoint.
     pub checkpoint_bytes: u64,
@@ -67,19 +86,35 @@ pub struct SoakReport {
     pub checkpoints: u64,
     /// Number of checkpoints that the soak was to have.
     pub expected: u64,
+    /// Workers that were lost with their disks.
+    pub losses: u64,
+    /// Workers that joined in their places.
+    pub joins: u64,
     /// The samples, in order.
     pub samples: Vec<SoakSample>,
 }
 
-/// By how much a node's disk holds more in the second half of a soak than in the first.
+/// How much more a node holds in the second half of a soak than in the first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeGrowth {
     /// The name of the node.
     pub node: String,
-    /// The most bytes in the first half, without its beginning.
-    pub before: u64,
-    /// The most bytes in the second half.
-    pub after: u64,
+    /// The most of each resource in the first half, without its beginning.
+    pub before: ResourceFootprint,
+    /// The most in the second half.
+    pub after: ResourceFootprint,
+}
+
+/// A soak under way.
+struct Soak {
+    cluster: LocalCluster,
+    report: SoakReport,
+    /// The member at each place.
+    places: Vec<MemberIndex>,
+    churn: Option<WorkerChurn>,
+    began: Instant,
+    /// The newest step that became a checkpoint.
+    newest: u64,
 }
 
 /// Runs it.
@@ -91,52 +126,124 @@ pub fn run(
     monitor: &mut RunMonitor<'_>,
 ) -> Result<SoakReport, LocalClusterError> {
     let SoakSetup { checkpoints, every, .. } = *setup;
-    let mut cluster = LocalCluster::start(&setup.cluster, STANDSTILL)?;
+    let cluster = LocalCluster::start(&setup.cluster, STANDSTILL)?;
     let config = setup.config.with("checkpoint.every", every);
     cluster.run(&config, checkpoints * every)?;
-    let nodes = cluster.members().iter().map(|member| member.spec().name.clone()).collect();
-    let mut report = SoakReport { nodes, expected: checkpoints, ..SoakReport::default() };
     let mut progress = StallDetector::new(&cluster);
-    let mut newest = 0;
-    while cluster.observation().done().is_none() {
+    let mut soak = Soak::new(setup, cluster);
+    while soak.cluster.observation().done().is_none() {
         monitor.check()?;
-        for (_, event) in cluster.poll()? {
+        soak.poll(monitor)?;
+        soak.change_workers(monitor)?;
+        progress.check(&soak.cluster, STANDSTILL)?;
+        std::thread::sleep(LOOK_EVERY);
+    }
+    Ok(soak.report)
+}
+
+impl Soak {
+    fn new(setup: &SoakSetup, cluster: LocalCluster) -> Self {
+        let nodes = cluster.members().iter().map(|member| member.spec().name.clone()).collect();
+        let report = SoakReport { nodes, expected: setup.checkpoints, ..SoakReport::default() };
+        let places = (0..cluster.members().len()).collect();
+        let churn = setup.churn.map(|every| WorkerChurn::new(every, setup.cluster.seed));
+        Self { cluster, report, places, churn, began: Instant::now(), newest: 0 }
+    }
+
+    fn poll(&mut self, monitor: &mut RunMonitor<'_>) -> Result<(), LocalClusterError> {
+        for (_, event) in self.cluster.poll()? {
             let NodeEventKind::Checkpoint { step, bytes } = event.kind else { continue };
-            if step > newest {
-                newest = step;
-                report.checkpoint_bytes = bytes;
-                report.note_checkpoint(&cluster, monitor)?;
+            if step > self.newest {
+                self.newest = step;
+                self.report.checkpoint_bytes = bytes;
+                self.note_checkpoint(monitor)?;
             }
         }
-        progress.check(&cluster, STANDSTILL)?;
-        std::thread::sleep(super::local_cluster::LOOK_EVERY);
+        Ok(())
     }
-    Ok(report)
+
+    fn note_checkpoint(&mut self, monitor: &mut RunMonitor<'_>) -> Result<(), LocalClusterError> {
+        let report = &mut self.report;
+        report.checkpoints += 1;
+        if !report.checkpoints.is_multiple_of((report.expected / SAMPLES).max(1)) {
+            return Ok(());
+        }
+        let members = self.places.iter().map(|member| &self.cluster.members()[*member]);
+        let sample = members.fold(SoakSample::new(report.checkpoints), |sample, member| {
+            let all = bytes_below(&member.spec().data_dir).unwrap_or(0);
+            sample.with(ResourceFootprint::of_member(member), all)
+        });
+        report.samples.push(sample);
+        if report.samples.len().is_multiple_of(SAMPLES as usize / 10) {
+            monitor.print_line(&report.progress())?;
+        }
+        Ok(())
+    }
+
+    /// A worker is lost, or joins, if it is time for that. No more join than a cluster may have members.
+    fn change_workers(&mut self, monitor: &mut RunMonitor<'_>) -> Result<(), LocalClusterError> {
+        let Some(churn) = &mut self.churn else { return Ok(()) };
+        let workers = self.cluster.running(ProcessRole::Worker);
+        let is_there = |place: &usize| workers.contains(&self.places[*place]);
+        let running: Vec<usize> = (0..self.places.len()).filter(is_there).collect();
+        match churn.due(self.began.elapsed(), self.report.checkpoints, &running) {
+            None => return Ok(()),
+            Some(WorkerChange::Loss { place }) => {
+                let member = self.places[place];
+                self.cluster.retire(member);
+                self.cluster.signal(member, ProcessSignal::Kill)?;
+                self.cluster.clear(member)?;
+                self.report.losses += 1;
+            }
+            Some(WorkerChange::Join { place }) => {
+                self.places[place] = self.cluster.add(ProcessRole::Worker)?;
+                self.report.joins += 1;
+            }
+        }
+        if self.cluster.members().len() == MEMBERS_MAX {
+            self.churn = None;
+            monitor.print_line(&format!(
+                "no more workers are lost: there were {MEMBERS_MAX} members"
+            ))?;
+        }
+        Ok(())
+    }
+}
+
+impl SoakSample {
+    fn new(checkpoint: u64) -> Self {
+        Self { checkpoint, ..Self::default() }
+    }
+
+    /// The sample with another node, whose files have so many bytes.
+    fn with(mut self, node: ResourceFootprint, all: u64) -> Self {
+        self.kept.push(node.kept);
+        self.other.push(all.saturating_sub(node.kept));
+        self.descriptors.push(node.descriptors);
+        self.threads.push(node.threads);
+        self.resident.push(node.resident);
+        self
+    }
+
+    fn of_node(&self, node: usize) -> ResourceFootprint {
+        ResourceFootprint {
+            descriptors: self.descriptors[node],
+            threads: self.threads[node],
+            resident: self.resident[node],
+            kept: self.kept[node],
+        }
+    }
 }
 
 impl SoakReport {
-    fn note_checkpoint(
-        &mut self,
-        cluster: &LocalCluster,
-        monitor: &mut RunMonitor<'_>,
-    ) -> Result<(), LocalClusterError> {
-        self.checkpoints += 1;
-        let expected = self.expected;
-        if !self.checkpoints.is_multiple_of((expected / SAMPLES).max(1)) {
-            return Ok(());
+    fn progress(&self) -> String {
+        let Self { checkpoints, expected, losses, joins, .. } = self;
+        match losses {
+            0 => format!("{checkpoints} of {expected} checkpoints"),
+            _ => format!(
+                "{checkpoints} of {expected} checkpoints, {losses} workers lost, {joins} joined"
+            ),
         }
-        let folders = cluster.members().iter().map(|member| &member.spec().data_dir);
-        let (kept, other) = folders
-            .map(|folder| {
-                let kept = kept_bytes(folder);
-                (kept, bytes_below(folder).unwrap_or(0).saturating_sub(kept))
-            })
-            .unzip();
-        self.samples.push(SoakSample { checkpoint: self.checkpoints, kept, other });
-        if self.samples.len().is_multiple_of(SAMPLES as usize / 10) {
-            monitor.print_line(&format!("{} of {expected} checkpoints", self.checkpoints))?;
-        }
-        Ok(())
     }
 
     /// The growth of each node, in the order of the nodes.
@@ -146,7 +253,8 @@ impl SoakReport {
         let middle = begun + (self.checkpoints - begun) / 2;
         let most = |node: usize, is_counted: &dyn Fn(u64) -> bool| {
             let counted = self.samples.iter().filter(|sample| is_counted(sample.checkpoint));
-            counted.map(|sample| sample.kept[node]).max().unwrap_or(0)
+            let footprints = counted.map(|sample| sample.of_node(node));
+            footprints.fold(ResourceFootprint::default(), ResourceFootprint::most)
         };
         let growth = |(node, name): (usize, &String)| NodeGrowth {
             node: name.clone(),
@@ -156,13 +264,26 @@ impl SoakReport {
         self.nodes.iter().enumerate().map(growth).collect()
     }
 
+    /// The first node that holds more than before, and the resource. A checkpoint that failed with a worker's loss lies
+    /// there until the next one is complete.
+    fn grown(&self) -> Option<(String, ResourceGrowth)> {
+        let spare = self.checkpoint_bytes * if self.losses > 0 { 2 } else { 1 };
+        self.growth().into_iter().find_map(|NodeGrowth { node, before, after }| {
+            Some((node, after.soak_growth_since(before, spare)?))
+        })
+    }
+
+    /// Checkpoints that have to be complete. Those that are under way when a worker is lost are given up with it.
+    const fn wanted(&self) -> u64 {
+        if self.losses > 0 { self.expected / 2 } else { self.expected }
+    }
+
     /// What it shows.
     #[must_use]
     pub fn verdict(&self) -> SoakVerdict {
-        let grows = |node: &NodeGrowth| node.after > node.before + self.checkpoint_bytes;
-        if self.growth().iter().any(grows) {
+        if self.grown().is_some() {
             SoakVerdict::Grows
-        } else if self.checkpoints < self.expected || self.samples.is_empty() {
+        } else if self.checkpoints < self.wanted() || self.samples.is_empty() {
             SoakVerdict::TooFew
         } else {
             SoakVerdict::Flat
@@ -180,22 +301,34 @@ impl fmt::Display for SoakReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         let one = mib(self.checkpoint_bytes);
+        let Self { checkpoints, losses, joins, .. } = self;
+        write!(f, "{checkpoints} checkpoints of {one:.1} MiB; ")?;
+        if *losses > 0 {
+            write!(f, "{losses} workers lost with their disks, {joins} joined; ")?;
+        }
+        writeln!(f, "the most of each half:")?;
         writeln!(
             f,
-            "{} checkpoints of {one:.1} MiB; {KEPT}, the most of each half:",
-            self.checkpoints
+            "  {:<12} {KEPT:>25} {:>25} {:>13} {:>11}",
+            "", "memory", "descriptors", "threads"
         )?;
         for NodeGrowth { node, before, after } in self.growth() {
-            let (before, after) = (mib(before), mib(after));
-            writeln!(f, "  {node:<12} {before:>8.1} MiB {after:>8.1} MiB")?;
+            let kept = format!("{:.1} MiB {:>8.1} MiB", mib(before.kept), mib(after.kept));
+            let memory =
+                format!("{:.1} MiB {:>8.1} MiB", mib(before.resident), mib(after.resident));
+            let descriptors = format!("{} {:>4}", before.descriptors, after.descriptors);
+            let threads = format!("{} {:>4}", before.threads, after.threads);
+            writeln!(f, "  {node:<12} {kept:>25} {memory:>25} {descriptors:>13} {threads:>11}")?;
+        }
+        if let Some((node, ResourceGrowth { what, before, now })) = self.grown() {
+            return write!(f, "NOT FLAT: {what} at {node} grew from {before} to {now}");
         }
         match self.verdict() {
-            SoakVerdict::Flat => write!(f, "flat within one checkpoint on every node"),
-            SoakVerdict::Grows => {
-                write!(f, "NOT FLAT: a node holds more than one checkpoint beyond before")
-            }
             SoakVerdict::TooFew => {
-                write!(f, "TOO FEW: {} checkpoints were to be complete", self.expected)
+                write!(f, "TOO FEW: {} checkpoints were to be complete", self.wanted())
+            }
+            SoakVerdict::Flat | SoakVerdict::Grows => {
+                write!(f, "flat on every node")
             }
         }
     }
@@ -205,15 +338,20 @@ impl fmt::Display for SoakReport {
 mod tests {
     use super::*;
 
-    /// A soak of two nodes, of which one keeps so many bytes behind each checkpoint.
-    fn soak(kept: impl Fn(u64) -> u64) -> SoakReport {
+    /// A soak of two nodes, of which one holds so much behind each checkpoint.
+    fn soak_of(held: impl Fn(u64) -> ResourceFootprint) -> SoakReport {
         let nodes = vec!["c1".to_owned(), "w<1>".to_owned()];
         let sample = |checkpoint| {
-            let kept = vec![40, kept(checkpoint)];
-            SoakSample { checkpoint, kept, other: vec![5, checkpoint] }
+            let calm = ResourceFootprint { kept: 40, ..ResourceFootprint::default() };
+            SoakSample::new(checkpoint).with(calm, 45).with(held(checkpoint), checkpoint)
         };
         let samples = (1..=100).map(sample).collect();
-        SoakReport { nodes, checkpoint_bytes: 10, checkpoints: 100, expected: 100, samples }
+        let report = SoakReport { nodes, samples, ..SoakReport::default() };
+        SoakReport { checkpoint_bytes: 10, checkpoints: 100, expected: 100, ..report }
+    }
+
+    fn soak(kept: impl Fn(u64) -> u64) -> SoakReport {
+        soak_of(|at| ResourceFootprint { kept: kept(at), ..ResourceFootprint::default() })
     }
 
     #[test]
@@ -232,6 +370,40 @@ mod tests {
         assert_eq!(SoakReport::default().verdict(), SoakVerdict::TooFew, "nothing was measured");
         let fewer = SoakReport { checkpoints: 99, ..soak(|_| 40) };
         assert_eq!(fewer.verdict(), SoakVerdict::TooFew, "{fewer}");
+        let given_up =
+            |checkpoints| SoakReport { losses: 9, expected: 200, checkpoints, ..fewer.clone() };
+        assert_eq!(given_up(100).verdict(), SoakVerdict::Flat);
+        assert_eq!(given_up(99).verdict(), SoakVerdict::TooFew);
+        let failed = soak(|at| if at > 90 { 60 } else { 40 });
+        assert_eq!(failed.verdict(), SoakVerdict::Grows, "{failed}");
+        let failed = SoakReport { losses: 1, ..failed };
+        assert_eq!(
+            failed.verdict(),
+            SoakVerdict::Flat,
+            "a checkpoint failed with a loss: {failed}"
+        );
+    }
+
+    #[test]
+    fn what_a_process_holds_may_not_grow_with_the_length_of_the_run() {
+        let check = |held: &dyn Fn(u64) -> ResourceFootprint, expected: Option<&str>| {
+            let report = soak_of(held);
+            let grown = report.grown().map(|(node, growth)| (node, growth.what));
+            assert_eq!(grown, expected.map(|what| ("w<1>".to_owned(), what)), "{report}");
+            assert_eq!(report.to_string().contains("NOT FLAT"), expected.is_some(), "{report}");
+        };
+        let calm = ResourceFootprint { descriptors: 50, threads: 20, resident: 90 << 20, kept: 40 };
+        check(&|_| calm, None);
+        let descriptors = |at| ResourceFootprint { descriptors: 50 + at, ..calm };
+        check(&descriptors, Some("open descriptors of a process"));
+        let threads = |at| ResourceFootprint { threads: 20 + at, ..calm };
+        check(&threads, Some("threads of a process"));
+        let resident = |at| ResourceFootprint { resident: (90 + 2 * at) << 20, ..calm };
+        check(&resident, Some("peak memory of a process, in bytes,"));
+        // A worker that joined holds what the one before it held; where nobody is, nothing is held.
+        let replaced =
+            |at: u64| if at.is_multiple_of(7) { ResourceFootprint::default() } else { calm };
+        check(&replaced, None);
     }
 
     #[test]

@@ -72,7 +72,7 @@ fn a_sample_of_a_soak_is_flat_and_drawn() {
     let ended = command.output().expect("the binary runs");
     let stdout = String::from_utf8_lossy(&ended.stdout);
     assert!(ended.status.success(), "{}\n{stdout}", String::from_utf8_lossy(&ended.stderr));
-    assert!(stdout.contains("flat within one checkpoint"), "{stdout}");
+    assert!(stdout.contains("flat on every node"), "{stdout}");
     let report = std::fs::read_to_string(path("soak.json")).expect("a report");
     let report: Value = serde_json::from_str(&report).expect("it is JSON");
     assert_eq!(report["nodes"].as_array().map(Vec::len), Some(3));
@@ -80,6 +80,36 @@ fn a_sample_of_a_soak_is_flat_and_drawn() {
     assert!(samples.len() > 40, "{} samples", samples.len());
     let svg = std::fs::read_to_string(path("soak.svg")).expect("a picture");
     assert_eq!(svg.matches("<polyline").count(), 3);
+}
+
+/// Workers are killed with their disks and others come in their places: who comes holds no more than who was there.
+#[test]
+fn a_sample_of_a_soak_with_losses_and_joins_is_flat() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let report = folder.path().join("soak.json");
+    let soak = |workers: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_zbelastic"));
+        command.args(["chaos", "soak", "--preset", "tiny", "--checkpoints", "80", "--every", "10"]);
+        command.args(["--churn", "1", "--workers", workers, "--controllers", "1"]);
+        command.arg("--report").arg(&report).current_dir(folder.path());
+        command.output().expect("the binary runs")
+    };
+    assert_eq!(soak("1").status.code(), Some(2), "the only worker has all that is in memory");
+    let ended = soak("3");
+    let stdout = String::from_utf8_lossy(&ended.stdout);
+    assert!(ended.status.success(), "{}\n{stdout}", String::from_utf8_lossy(&ended.stderr));
+    assert!(stdout.contains("flat on every node"), "{stdout}");
+    let report: Value =
+        serde_json::from_slice(&std::fs::read(report).expect("a report")).expect("it is JSON");
+    let losses = report["losses"].as_u64().expect("a number");
+    let joins = report["joins"].as_u64().expect("a number");
+    assert!(losses >= 2 && (losses - 1..=losses).contains(&joins), "{losses} lost, {joins} joined");
+    let nodes = report["nodes"].as_array().map(Vec::len);
+    assert_eq!(nodes, Some(4), "who joins has the place of who was lost");
+    let last = report["samples"].as_array().and_then(|samples| samples.last()).expect("samples");
+    for resource in ["kept", "other", "descriptors", "threads", "resident"] {
+        assert_eq!(last[resource].as_array().map(Vec::len), nodes, "{resource}");
+    }
 }
 
 #[test]

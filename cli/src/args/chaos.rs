@@ -27,7 +27,8 @@ pub enum ChaosCommand {
     /// Train while workers come and go as those of a recorded fleet of spot machines did.
     #[command(after_help = REPLAY_EXAMPLES)]
     Replay(ReplayArgs),
-    /// Write thousands of checkpoints, and see that no node's disk fills.
+    /// Write thousands of checkpoints, undisturbed or while workers are lost and join, and see that
+    /// no node's disk fills and no process grows.
     #[command(after_help = soak_help())]
     Soak(SoakArgs),
     /// Watch a run whose processes are killed end with the same weights as one that is left alone.
@@ -82,6 +83,7 @@ fn soak_help() -> String {
 Examples:
   zbelastic chaos soak --preset tiny --plot soak.svg          2,000 checkpoints, and a picture
   zbelastic chaos soak --preset tiny --checkpoints 100 --every 2 --workers 2 --controllers 1
+  zbelastic chaos soak --preset tiny --churn 10 --report soak.json   workers are lost, and others join
 
 {SOAK_EXIT_CODES}"
     )
