@@ -112,6 +112,40 @@ fn a_sample_of_a_soak_with_losses_and_joins_is_flat() {
     }
 }
 
+/// A campaign with a result is not run again, one that was interrupted is, and so is one with another command.
+#[test]
+fn campaigns_go_on_where_they_were_interrupted() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name);
+    // It fails lives of housekeeping, and is interrupted in the first lives with floats.
+    let program = "#!/bin/sh\necho \"$*\" >>calls\ncase $* in *housekeeping*) exit 10 ;; \
+        *float*) [ -e again ] || { touch again; exit 130; } ;; esac\necho all is well\n"
+        .replace("calls", &path("calls").display().to_string())
+        .replace("again", &path("again").display().to_string());
+    std::fs::write(path("program"), program).expect("written");
+    let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(path("program"), executable).expect("it is ours");
+    let campaigns = |scale: &str| {
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../chaos-tests/campaigns");
+        let mut command = Command::new(script);
+        for name in ["digest-lives", "float-lives", "housekeeping"] {
+            command.args(["--only", name]);
+        }
+        command.args(["--scale", scale]).arg("--program").arg(path("program"));
+        let ended = command.arg("--out").arg(path("out")).output().expect("it runs");
+        let calls = std::fs::read_to_string(path("calls")).expect("it was called");
+        (ended.status.code(), calls.lines().count())
+    };
+    assert_eq!(campaigns("0"), (Some(130), 2), "interrupted in the second");
+    assert_eq!(campaigns("0"), (Some(1), 4), "the second again, and the third fails");
+    assert_eq!(campaigns("0"), (Some(1), 4), "each has a result");
+    let summary = std::fs::read_to_string(path("out/summary")).expect("a summary");
+    let words: Vec<_> =
+        summary.lines().map(|line| line.split_whitespace().nth(1).unwrap_or_default()).collect();
+    assert_eq!(words, ["ok", "ok", "FAILED"], "{summary}");
+    assert_eq!(campaigns("1"), (Some(1), 7), "more lives are other commands");
+}
+
 #[test]
 fn a_demonstration_shows_its_kills_on_a_live_page() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -1,5 +1,5 @@
-//! The recipes of `deploy/` and the page about them: every command line is one of the program, and
-//! what a place has a checker for passes that.
+//! The recipes of `deploy/`, the campaigns of `chaos-tests/` and the pages about them: every command line is one of the
+//! program, and what a place has a checker for passes that.
 //!
 //! A checker that is not installed is passed over with a line; `ZBELASTIC_TOOLS_REQUIRED` turns
 //! that into a failure. `ZBELASTIC_DEPLOY_TOOLS` names a folder in which checkers lie beside those
@@ -193,7 +193,7 @@ fn lines_of(path: &Path, commands: &BTreeSet<String>) -> Vec<Vec<String>> {
 fn every_command_line_is_one_of_the_program() {
     let commands = commands();
     let mut paths = files_below(&root().join("deploy"));
-    paths.push(root().join("docs/deploy.md"));
+    paths.extend(["docs/deploy.md", "docs/chaos.md"].map(|page| root().join(page)));
     paths.extend(files_below(&root().join("docs/deploy")));
     paths.extend(files_below(&root().join("docs/tutorials")));
     let mut named = BTreeSet::new();
@@ -206,9 +206,26 @@ fn every_command_line_is_one_of_the_program() {
         }
     }
     assert!(refused.is_empty(), "{}", refused.join("\n"));
-    for command in ["doctor", "init", "join", "leave", "run", "status", "token"] {
+    for command in ["chaos", "doctor", "init", "join", "leave", "run", "status", "token"] {
         assert!(named.contains(command), "no recipe has {command}: {named:?}");
     }
+}
+
+/// A sample of all campaigns has the commands that the whole has.
+#[test]
+fn the_commands_of_campaigns_are_the_programs() {
+    let mut campaigns = Command::new(root().join("chaos-tests/campaigns"));
+    let listed = content(campaigns.args(["--list", "--scale", "0.01"]));
+    let (of_the_program, others): (Vec<&str>, Vec<&str>) =
+        listed.lines().partition(|line| line.contains(" zbelastic "));
+    assert!(of_the_program.len() > 10, "{listed}");
+    for line in command_lines(&of_the_program.join("\n"), &commands()) {
+        assert_eq!(refusal(&line), None);
+    }
+    assert!(
+        matches!(others[..], [fuzzing] if fuzzing.contains("chaos-tests/fuzz/run")),
+        "{listed}"
+    );
 }
 
 #[test]
@@ -277,7 +294,9 @@ fn units_are_sound_and_hardened() {
 fn scripts_pass_shellcheck() {
     let Some(mut shellcheck) = tool("shellcheck") else { return };
     let scripts = recipes(&[".sbatch", ".sh"]);
-    content(shellcheck.args(["--shell=bash"]).args(scripts));
+    let of_tests =
+        ["campaigns", "rolling", "fuzz/run"].map(|name| root().join("chaos-tests").join(name));
+    content(shellcheck.args(["--shell=bash"]).args(scripts).args(of_tests));
 }
 
 #[test]
