@@ -303,6 +303,10 @@ impl Core {
                 leading(&mut self.duties, &self.raft)?.handle_room(&self.state);
                 Ok(())
             }
+            Input::LogsFull { nodes } => {
+                leading(&mut self.duties, &self.raft)?.handle_full_logs(nodes);
+                Ok(())
+            }
             Input::Command(command) => self.dispatch_command(command).map(|_| ()),
         }
     }

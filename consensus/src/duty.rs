@@ -24,12 +24,14 @@ mod returns;
 mod saved;
 mod sealing;
 mod seating;
+mod space;
 #[cfg(test)]
 mod tests;
 mod unplaced;
 mod watch;
 mod window;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use zbelastic_schedule::{Program, Window};
@@ -69,6 +71,7 @@ pub use restore::{LayerInventory, RestorePoint, restore_point};
 pub use returns::{AwaitedReturn, AwaitedReturns};
 pub use sealing::{Contradiction, OpenTurnReports, RECOMPUTE_REPLAYS_MAX, WithheldReason};
 pub use seating::least_moved;
+pub use space::HeldForSpace;
 pub use window::{STEPS_BEFORE_SWITCH, switched_window};
 
 /// Times for which a leader waits, in its own ticks.
@@ -184,6 +187,8 @@ pub struct Duties {
     saved: SavedLayers,
     checkpoint_timer: CheckpointTimer,
     unplaced: UnplacedCheckpoints,
+    /// Controllers whose logs find hardly any space, where the others would be no majority.
+    full_logs: BTreeSet<NodeId>,
 }
 
 impl Duties {
@@ -200,6 +205,7 @@ impl Duties {
             saved: SavedLayers::default(),
             checkpoint_timer: CheckpointTimer::default(),
             unplaced: UnplacedCheckpoints::default(),
+            full_logs: BTreeSet::new(),
         }
     }
 
@@ -209,8 +215,8 @@ impl Duties {
         self.absences.handle_tick(state, self.watch.now);
         self.unplaced.handle_tick(self.watch.now, state.open_turn().step);
         // A step that is held back is not one that stalls: the wait for progress begins behind it.
-        if self.unplaced.is_holding()
-            && matches!(self.withheld(state), Some(WithheldReason::CheckpointsUnplaced { .. }))
+        if self.held_for_space().is_some()
+            && self.withheld(state).is_some_and(|reason| reason.is_for_space())
         {
             self.watch.note_progress();
         }
@@ -361,21 +367,34 @@ impl Duties {
         self.unplaced.note_room(state.open_turn().step);
     }
 
-    /// Whether steps are not sealed because no checkpoint can be written.
+    /// The logs of these controllers are nearly full, and the others would be no majority; none if that is over.
+    pub(crate) fn handle_full_logs(&mut self, nodes: BTreeSet<NodeId>) {
+        self.full_logs = nodes;
+    }
+
+    /// The data that no disk has space for, if steps are not sealed because of it.
     #[must_use]
-    pub const fn is_held_for_room(&self) -> bool {
-        self.unplaced.is_holding()
+    pub fn held_for_space(&self) -> Option<HeldForSpace> {
+        if self.unplaced.is_holding() {
+            return Some(HeldForSpace::Checkpoints);
+        }
+        (!self.full_logs.is_empty()).then_some(HeldForSpace::Logs)
     }
 
     fn seal_of(&self, sealing: &OpenTurnReports, state: &State) -> Result<Seal, WithheldReason> {
         let seal = sealing.decide(state)?;
         // What was sealed before is sealed again: the run comes back to where it was.
         let is_new = sealing.turn().step >= state.history().head();
-        if is_new && self.unplaced.is_holding() {
-            let last = state.checkpoints().last().map(|last| last.version);
-            return Err(WithheldReason::CheckpointsUnplaced { last });
+        match self.held_for_space().filter(|_| is_new) {
+            None => Ok(seal),
+            Some(HeldForSpace::Checkpoints) => {
+                let last = state.checkpoints().last().map(|last| last.version);
+                Err(WithheldReason::CheckpointsUnplaced { last })
+            }
+            Some(HeldForSpace::Logs) => {
+                Err(WithheldReason::LogsFull { nodes: self.full_logs.clone() })
+            }
         }
-        Ok(seal)
     }
 
     /// Why a plan is needed, if one is.
@@ -436,6 +455,7 @@ impl Duties {
                 | WithheldReason::NotAttested { .. }
                 | WithheldReason::CheckpointOverdue
                 | WithheldReason::CheckpointsUnplaced { .. }
+                | WithheldReason::LogsFull { .. }
                 | WithheldReason::Leaving
                 | WithheldReason::NotRunning,
             ) => None,

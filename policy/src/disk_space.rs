@@ -41,7 +41,7 @@ pub struct DiskSpaceShortage {
 }
 
 impl DiskSpace {
-    fn reserve(self) -> Bytes {
+    pub(crate) fn reserve(self) -> Bytes {
         RESERVE_MAX.min(Bytes(self.total.0 / RESERVE_PARTS))
     }
 
@@ -116,7 +116,7 @@ impl DiskSpaceWatch {
         true
     }
 
-    /// The shortage with which it became low, if it is.
+    /// The shortage with which it was last measured as low, if it is.
     #[must_use]
     pub const fn low(&self) -> Option<DiskSpaceShortage> {
         self.low
@@ -127,10 +127,12 @@ impl DiskSpaceWatch {
     pub fn note(&mut self, found: NodeDisks, checkpoint: Bytes) -> Option<DiskSpaceChange> {
         self.is_measuring = false;
         found.reported()?;
-        if self.low.is_none() {
-            self.low = found.check(checkpoint, false).err();
-            return self.low.map(DiskSpaceChange::Low);
+        if let Err(shortage) = found.check(checkpoint, false) {
+            // Of two disks that are low one after the other the log's is the one that counts.
+            let is_known = self.low.replace(shortage).is_some();
+            return (!is_known).then_some(DiskSpaceChange::Low(shortage));
         }
+        self.low?;
         found.check(checkpoint, true).ok()?;
         self.low = None;
         Some(DiskSpaceChange::Ample)
@@ -239,6 +241,11 @@ mod tests {
         assert_eq!(note(49), Some(DiskSpaceChange::Low(low)));
         assert_eq!(note(62), None, "it would be low again at once");
         assert_eq!(note(63), Some(DiskSpaceChange::Ample));
+        let store_is_low = NodeDisks { store: Some(disk_space(60, 1000)), ..disks(900) };
+        assert!(watch.note(store_is_low, Bytes(100 * MIB)).is_some());
+        let both_are = NodeDisks { data: disks(49).data, ..store_is_low };
+        assert_eq!(watch.note(both_are, Bytes(100 * MIB)), None, "it is known");
+        assert_eq!(watch.low(), Some(low), "and the log counts");
         assert_eq!(disks(49).reported(), Some(disk_space(49, 1000)));
         assert_eq!(disks(50).reported(), Some(disk_space(900, 1000)));
         let unopened = NodeDisks { store: None, ..disks(50) };

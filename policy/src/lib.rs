@@ -21,6 +21,7 @@ pub mod disk_space;
 pub mod drain_cause;
 pub mod formats;
 pub mod frame_lane;
+pub mod full_logs;
 pub mod held_commands;
 pub mod keep_queue;
 pub mod keep_quota;

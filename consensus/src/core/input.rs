@@ -1,5 +1,7 @@
 //! The inputs of a controller.
 
+use std::collections::BTreeSet;
+
 use zbelastic_types::{NodeId, Step};
 
 use super::OperatorCommand;
@@ -49,6 +51,12 @@ pub enum Input {
     },
     /// A node's disk was low, and has space again. Only a leader accepts it.
     DiskAmple,
+    /// The logs of these controllers are nearly full, and the others would be no majority; none if that is over. Only a
+    /// leader accepts it.
+    LogsFull {
+        /// The controllers.
+        nodes: BTreeSet<NodeId>,
+    },
     /// A command of an operator.
     Command(OperatorCommand),
 }

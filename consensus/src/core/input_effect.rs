@@ -28,6 +28,7 @@ impl InputEffect {
             | Input::Measured(_)
             | Input::CheckpointUnplaced { .. }
             | Input::DiskAmple
+            | Input::LogsFull { .. }
             | Input::Command(_) => return InputEffect::All,
         };
         match message {

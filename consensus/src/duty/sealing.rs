@@ -1,9 +1,9 @@
 //! When and how the open turn is sealed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use zbelastic_types::{LayerId, StageIndex, Step};
+use zbelastic_types::{LayerId, NodeId, StageIndex, Step};
 
 use super::unplaced::UNPLACED_MAX;
 use crate::history::SealHistory;
@@ -47,6 +47,12 @@ pub enum WithheldReason {
         /// The last one that is there.
         last: Option<Step>,
     },
+    /// The logs of so many controllers find hardly any space that the others would be no majority if
+    /// these end for it. The run goes on when they have some.
+    LogsFull {
+        /// The controllers.
+        nodes: BTreeSet<NodeId>,
+    },
     /// The workers that hold the layers are about to go, no others are there to hand them over to,
     /// and the open version is a checkpoint or becomes one: the run goes on from it with the
     /// workers that come.
@@ -80,6 +86,13 @@ impl fmt::Display for Contradiction {
     }
 }
 
+impl WithheldReason {
+    /// Whether a disk with space is all that is missing.
+    pub(super) const fn is_for_space(&self) -> bool {
+        matches!(self, Self::CheckpointsUnplaced { .. } | Self::LogsFull { .. })
+    }
+}
+
 impl fmt::Display for WithheldReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -99,6 +112,15 @@ impl fmt::Display for WithheldReason {
                     None => write!(f, "all would be lost with the workers: ")?,
                 }
                 write!(f, "it goes on when a disk has space again")
+            }
+            Self::LogsFull { nodes } => {
+                let nodes: Vec<String> = nodes.iter().map(NodeId::to_string).collect();
+                let nodes = nodes.join(", ");
+                write!(
+                    f,
+                    "hardly any space is left for the logs of controllers {nodes}, and the "
+                )?;
+                write!(f, "others are no majority: it goes on when there is some")
             }
             Self::Leaving => {
                 write!(f, "its workers leave, and too few are there to hand over to: it is saved")

@@ -86,10 +86,6 @@ use zbelastic_policy::tick::TICK;
 
 /// Results of fetches and of work off the loop that wait for it at once.
 const COMPLETIONS_MAX: usize = 1024;
-/// The warning that the run is held until a checkpoint may be written.
-const HELD_FOR_ROOM: &str = "the run is held: several checkpoints, one after the other, could be written to no \
-                             disk; free space, or keep fewer checkpoints (checkpoint.keep_last, runs \
-                             remove): it goes on by itself when a disk has space";
 
 struct ControllerNode {
     facts: ControllerFacts,
@@ -385,7 +381,7 @@ impl ControllerNode {
             NodeMessage::SaveFailed(failed) => {
                 self.pieces.note_save_failed(from.node, failed, &mut self.ports);
                 if failed.copies == 0 {
-                    self.note_room(Input::CheckpointUnplaced { version: failed.version });
+                    self.note_space(Input::CheckpointUnplaced { version: failed.version });
                 }
             }
             NodeMessage::Authority(report) => {
@@ -476,22 +472,27 @@ impl ControllerNode {
             }
             Some(ample @ MemberDiskChange::Ample { .. }) => {
                 self.ports.journal.log(ample.to_string());
-                self.note_room(Input::DiskAmple);
+                self.note_space(Input::DiskAmple);
             }
             None => {}
         }
+        let controllers: Vec<NodeId> = self.ports.state().controllers().collect();
+        if let Some(nodes) = self.disks.full_logs(&controllers)
+            && self.ports.core.duties().is_some()
+        {
+            self.note_space(Input::LogsFull { nodes });
+        }
     }
 
-    /// A checkpoint found no room, or a disk has some: the leader logs that the run is held, or goes on.
-    fn note_room(&mut self, input: Input) {
-        let is_held =
-            |ports: &ControllerPorts| ports.core.duties().is_some_and(Duties::is_held_for_room);
-        let was_held = is_held(&self.ports);
+    /// Something found no space, or a disk has some: the leader logs that the run is held, or goes on.
+    fn note_space(&mut self, input: Input) {
+        let held = |ports: &ControllerPorts| ports.core.duties().and_then(Duties::held_for_space);
+        let before = held(&self.ports);
         self.send_to_core(input);
-        match (was_held, is_held(&self.ports)) {
-            (false, true) => self.ports.journal.warn(HELD_FOR_ROOM.to_owned()),
-            (true, false) => self.ports.journal.log("the run goes on: a disk has space".to_owned()),
-            (false, false) | (true, true) => {}
+        match held(&self.ports) {
+            now if now == before => {}
+            Some(held) => self.ports.journal.warn(held.to_string()),
+            None => self.ports.journal.log("the run goes on: a disk has space".to_owned()),
         }
     }
 

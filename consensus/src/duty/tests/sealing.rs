@@ -1,11 +1,12 @@
 //! When the open turn is sealed, and why not yet.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use zbelastic_types::{LayerId, StageIndex, Step};
+use zbelastic_types::{LayerId, NodeId, StageIndex, Step};
 
 use crate::duty::sealing::RECOMPUTE_REPLAYS_MAX;
-use crate::duty::{InputRefusal, LeaderAction, WithheldReason};
+use crate::duty::{HeldForSpace, InputRefusal, LeaderAction, WithheldReason};
 use crate::entry::{Entry, RewindReason};
 use crate::fixture::{FixtureLog, crossed, spec};
 use crate::history::SEALS_KEPT_MAX;
@@ -269,6 +270,21 @@ fn unplaced_with(checkpoint_every: u64, checkpoint_ticks: u32) -> DutiesHarness 
     harness.report_all();
     withheld(&mut harness, WithheldReason::CheckpointsUnplaced { last: Some(Step(4)) });
     harness
+}
+
+/// Controllers that run out of space for their logs are no majority any more when they end for it.
+#[test]
+fn a_run_is_held_while_too_many_logs_are_nearly_full_and_no_step_stalls_for_it() {
+    let mut harness = running(1);
+    let nodes = BTreeSet::from([NodeId(7), NodeId(8)]);
+    harness.duties.handle_full_logs(nodes.clone());
+    harness.report_all();
+    harness.tick(5_000, &[1, 2]);
+    withheld(&mut harness, WithheldReason::LogsFull { nodes });
+    assert_eq!(harness.duties.held_for_space(), Some(HeldForSpace::Logs));
+    harness.duties.handle_full_logs(BTreeSet::new());
+    assert_eq!(harness.duties.held_for_space(), None);
+    sealed(&mut harness);
 }
 
 fn unplaced() -> DutiesHarness {

@@ -1,6 +1,6 @@
 //! Space on the disks of all members: this node's own, and the reports of others about theirs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use zbelastic_types::{Bytes, NodeId};
 
@@ -9,6 +9,7 @@ use crate::cluster::disk_space::{
     DiskSpace, DiskSpaceShortage, DiskSpaceWatch, MemberDiskChange, NodeDisks,
 };
 use zbelastic_api::{DiskStatus, ScrubPassStatus, ScrubStatus};
+use zbelastic_policy::full_logs::FullLogs;
 use zbelastic_policy::scrub::{ScrubProgress, ScrubReport};
 
 /// The reported space of the members' disks.
@@ -17,6 +18,7 @@ pub(super) struct MemberDisks {
     own: DiskSpaceWatch,
     /// Of this node, and of those that are connected.
     reported: BTreeMap<NodeId, (DiskSpace, Option<DiskSpaceShortage>)>,
+    full_logs: FullLogs,
     /// How far each has read everything on its disk again.
     scrubbed: BTreeMap<NodeId, ScrubReport>,
 }
@@ -71,6 +73,11 @@ impl MemberDisks {
         Some((found.reported()?, self.own.low()))
     }
 
+    /// The controllers for whose logs the run is to be held, if that is news.
+    pub(super) fn full_logs(&mut self, controllers: &[NodeId]) -> Option<BTreeSet<NodeId>> {
+        self.full_logs.report(controllers, |node| self.reported.contains_key(&node))
+    }
+
     /// A member's disk has so much space. Yields the change for the person that looks after it.
     pub(super) fn note(
         &mut self,
@@ -78,6 +85,7 @@ impl MemberDisks {
         (space, low): (DiskSpace, Option<DiskSpaceShortage>),
     ) -> Option<MemberDiskChange> {
         let before = self.reported.insert(node, (space, low));
+        self.full_logs.note(node, space, low);
         let was_low = before.is_some_and(|(_, low)| low.is_some());
         match low {
             Some(shortage) if !was_low => {
@@ -108,5 +116,10 @@ mod tests {
         assert_eq!(disks.note(node, (space(60), None)), Some(ample));
         disks.note_down(node);
         assert_eq!(disks.status(node), None);
+        let shortage = DiskSpaceShortage { wanted: Bytes(0), ..shortage };
+        disks.note(node, (space(0), Some(shortage)));
+        assert_eq!(disks.full_logs(&[node]), Some(BTreeSet::from([node])));
+        disks.note_down(node);
+        assert_eq!(disks.full_logs(&[node]), Some(BTreeSet::from([node])), "it ended for it");
     }
 }
