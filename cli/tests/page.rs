@@ -99,7 +99,7 @@ fn the_page_shows_what_status_prints_and_a_worker_that_was_killed() {
         "const held = document.querySelector('#checkpoints tr')?.cells[4].textContent ?? ''; \
          return held.split(', ').some(name => state.status.members.some(member => member.name === name))",
     );
-    browser.wait("lanes are drawn", "return state.lanes.length > 1 && lanes.boxes.length > 5");
+    browser.wait("lanes are drawn", "return state.lanes.length > 1 && lanes.drawn > 5");
     cluster.restart(killed, &["join", "--spot", "none"]);
     cluster.digest(STEPS);
     let printed = printed_status(&cluster);

@@ -58,10 +58,10 @@ function receive(message) {
     case "snapshot":
       Object.assign(state, {
         source: message.source, status: message.status, head: message.head, steps: emptySteps(),
-        held: message.held_out, marks: message.marks, lanes: message.lanes, traceTooLong: message.trace_too_long,
-        causes: message.causes, run: message.run ?? null,
+        held: message.held_out, marks: message.marks, lanes: [], causes: message.causes, run: message.run ?? null,
       });
       appendSteps(message.steps);
+      appendLanes(message);
       break;
     case "source":
       state.source = message;
@@ -77,6 +77,7 @@ function receive(message) {
       state.marks.push(...message.marks);
       state.marks.splice(0, state.marks.length - MARKS_KEPT);
       state.causes = message.causes;
+      if (message.marks.length) schedule("marks");
       break;
     case "rewound": {
       const kept = state.steps.step.filter(step => step <= message.step).length;
@@ -90,9 +91,7 @@ function receive(message) {
       for (const mark of state.marks) mark.step = null;
       break;
     case "lanes":
-      state.lanes.push(...message.lanes);
-      state.lanes.splice(0, state.lanes.length - LANES_KEPT);
-      state.traceTooLong = message.trace_too_long;
+      appendLanes(message);
       break;
   }
   schedule(message.kind);
@@ -104,6 +103,16 @@ function appendSteps(columns) {
     for (let index = 0; index < added.length; index++) column.push(added[index]);
     if (column.length > STEPS_KEPT) column.splice(0, column.length - STEPS_KEPT);
   }
+}
+
+/** Steps with the planned lanes that they name: those of this message, or of a step before, which are kept once. */
+function appendLanes({ plans, lanes, trace_too_long }) {
+  const known = new Map(state.lanes.map(({ planned }) => [planned.id, planned]));
+  for (const plan of plans) known.set(plan.id, { ...plan, lanes: packed(plan.lanes) });
+  state.lanes.push(...lanes.map(({ step, plan, operations, measured }) =>
+    ({ step, operations, planned: known.get(plan), measured: packed(measured) })));
+  state.lanes.splice(0, state.lanes.length - LANES_KEPT);
+  state.traceTooLong = trace_too_long;
 }
 
 // ---- drawing, at most once a frame
@@ -122,10 +131,10 @@ function schedule(...kinds) {
     const any = (...names) => names.some(name => kinds.has(name)) || kinds.has("snapshot") || kinds.has("all");
     if (any("source", "status")) drawTop();
     if (any("status", "source", "added")) drawTiles();
-    if (any("added", "rewound", "another_run")) drawCharts();
+    if (any("marks", "rewound", "another_run") || any("added") && areCurvesDue()) drawCharts();
     if (any("lanes", "rewound", "another_run", "status", "added")) drawLanes();
-    if (any("status", "added")) drawNodes();
-    if (any("added")) drawDecisions();
+    if (any("status", "marks")) drawNodes();
+    if (any("marks")) drawDecisions();
     if (any("status", "added")) drawGroup();
     if (state.run) drawReport();
   });
@@ -201,7 +210,21 @@ function drawTiles() {
 
 const charts = new Charts({ loss: byId("loss"), norm: byId("norm"), rate: byId("rate") }, isZoomed => { byId("zoom-out").disabled = !isZoomed; });
 
+/** With more steps than this several share a pixel, and one more moves no curve: they are drawn twice a second. */
+const STEPS_AT_ONCE = 4000, CURVES_PAUSE_MS = 500;
+let curvesAt = 0, isCurveLate = false;
+
+/** Whether curves are drawn now; if not, they will be. */
+function areCurvesDue() {
+  const wait = curvesAt + CURVES_PAUSE_MS - performance.now();
+  if (state.steps.step.length <= STEPS_AT_ONCE || wait <= 0) return true;
+  if (!isCurveLate) setTimeout(() => { isCurveLate = false; schedule("added"); }, wait);
+  isCurveLate = true;
+  return false;
+}
+
 function drawCharts() {
+  curvesAt = performance.now();
   if (state.steps.step.length) {
     charts.draw(state.steps, state.held, state.marks);
     return;
@@ -237,9 +260,8 @@ function drawLanes() {
 }
 
 function drawLaneLegend(found) {
-  const kinds = new Set(found ? [...found.measured, ...found.planned].flat().map(slice => slice.category) : []);
   const shown = new Map();
-  for (const [kind, [name, colour]] of Object.entries(OPERATIONS)) if (kinds.has(kind)) shown.set(name, colour);
+  for (const [kind, [name, colour]] of Object.entries(OPERATIONS)) if (lanes.categories.has(kind)) shown.set(name, colour);
   byId("lane-legend").replaceChildren(
     ...[...shown].map(([name, colour]) => element("span", {}, element("i", { fill: `var(${colour})` }), name)),
     found ? element("span", {}, `upper lane: measured; lower: ${lanes.plannedNote}`) : "",
@@ -316,7 +338,8 @@ function lastMarks() {
   return new Map(state.marks.filter(mark => mark.member).map(mark => [mark.member, mark]));
 }
 
-let nodesKey = "";
+/** The rows of nodes that are drawn, by the member's id, each with what it shows: only those that change are made again. */
+let nodeRows = new Map();
 
 function drawNodes() {
   const { status } = state;
@@ -329,20 +352,34 @@ function drawNodes() {
   const rank = member => member.standing.state === "lost" ? 1e7 : member.stage ?? 1e6;
   const found = workers.filter(member => !words || `${member.name} ${member.zone} ${member.device} ${memberState(member)}`.toLowerCase().includes(words));
   found.sort((a, b) => rank(a) - rank(b) || a.id - b.id);
-  const rows = found.slice(0, ROWS_MAX);
   const marks = lastMarks();
-  const key = JSON.stringify([words, rows.map(member => [member.id, member.standing, stageText(member, status.plan), member.layers, member.memory_used, member.memory_planned,
-    roundTrip(member), marks.get(member.name)?.at_ms, memberState(member)])]);
-  if (key === nodesKey) return;
-  nodesKey = key;
-  byId("nodes").replaceChildren(...rows.map(member => {
-    const cell = (text, name = "") => element("td", { class: name, textContent: text });
-    const name = element("td", {}, element("span", { class: `dot ${member.standing.state}` }), member.name);
-    const mark = marks.get(member.name);
-    const last = mark ? element("td", { title: mark.text, textContent: `${TAGS[mark.kind][0]} ${clock(mark.at_ms)}` }) : cell("–");
-    return element("tr", { class: member.standing.state }, name, cell(stageText(member, status.plan)), cell(member.layers ?? "–"),
-      cell(member.device), cell(member.zone || "–"), memoryCell(member), cell(roundTrip(member), "r"), last, cell(memberState(member), "why"));
-  }));
+  const rows = new Map(found.slice(0, ROWS_MAX).map(member => [member.id, nodeRow(member, marks.get(member.name), status.plan)]));
+  for (const [id, { row }] of nodeRows) {
+    const now = rows.get(id)?.row;
+    if (!now) row.remove();
+    else if (now !== row) row.replaceWith(now);
+  }
+  nodeRows = rows;
+  const body = byId("nodes");
+  let next = body.firstChild;
+  for (const { row } of rows.values()) {
+    if (row === next) next = next.nextSibling;
+    else body.insertBefore(row, next);
+  }
+}
+
+function nodeRow(member, mark, plan) {
+  const shown = [member.name, member.standing.state, stageText(member, plan), member.layers ?? "–", member.device, member.zone || "–",
+    roundTrip(member), memberState(member)];
+  const key = [...shown, member.memory, member.memory_used, member.memory_planned, mark?.at_ms, mark?.text].join("\n");
+  const before = nodeRows.get(member.id);
+  if (before?.key === key) return before;
+  const [name, standing, stage, layers, device, zone, trip, why] = shown;
+  const cell = (text, name = "") => element("td", { class: name, textContent: text });
+  const last = mark ? element("td", { title: mark.text, textContent: `${TAGS[mark.kind][0]} ${clock(mark.at_ms)}` }) : cell("–");
+  const row = element("tr", { class: standing }, element("td", {}, element("span", { class: `dot ${standing}` }), name), cell(stage),
+    cell(layers), cell(device), cell(zone), memoryCell(member), cell(trip, "r"), last, cell(why, "why"));
+  return { key, row };
 }
 
 const TAGS = {
@@ -440,10 +477,10 @@ function changeTheme() {
 }
 
 function restyle() {
+  colours.clear();
   charts.restyle();
   lanes.draw(lanes.lanes);
   drawLegends();
-  nodesKey = "";
   schedule("all");
 }
 

@@ -11,7 +11,13 @@ const MARKS = {
   joined: ["worker joined", "--good", "dot"],
 };
 
-const css = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+/** Colours of the theme by name: reading one from the style takes longer than drawing with it. */
+const colours = new Map();
+
+function css(name) {
+  if (!colours.has(name)) colours.set(name, getComputedStyle(document.documentElement).getPropertyValue(name).trim());
+  return colours.get(name);
+}
 
 /** The mean of the values around each, which leaves out what is not finite; it lags behind nothing. */
 function smoothed(values, around) {
@@ -52,6 +58,8 @@ class Charts {
     this.smooth = true;
     this.steps = null;
     this.marks = [];
+    // Places of the last curve at which marks of each kind were drawn.
+    this.marked = {};
     new ResizeObserver(() => this.resize()).observe(elements.loss);
     for (const element of Object.values(elements)) element.addEventListener("keydown", event => this.press(event));
   }
@@ -216,39 +224,45 @@ class Charts {
     }
   }
 
-  /** Marks lie below the curves: thin lines for decisions, dots at the edge for members. */
+  /** Marks lie below the curves: thin lines for decisions, dots at the edge for members. A pixel has a kind once, and lines are
+   * rectangles: thousands of marks are drawn as fast as few. */
   drawMarks(plot) {
-    const { ctx, bbox } = plot;
-    const ratio = devicePixelRatio;
+    const { ctx, bbox: { left, top, width, height } } = plot;
+    const ratio = devicePixelRatio, thin = Math.max(1, Math.round(1.2 * ratio));
     ctx.save();
     ctx.beginPath();
-    ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+    ctx.rect(left, top, width, height);
     ctx.clip();
-    const at = step => plot.valToPos(step, "x", true);
-    ctx.fillStyle = fade(css("--x"), .75);
-    this.steps?.step.forEach((step, index) => {
-      if (this.steps.verdicts[index] !== "c") return;
-      ctx.fillRect(at(step) - ratio / 2, bbox.top + bbox.height - 5 * ratio, ratio, 5 * ratio);
-    });
-    for (const mark of this.marks) {
-      const style = MARKS[mark.kind];
-      if (!style || mark.step == null) continue;
-      const x = at(mark.step);
-      if (x < bbox.left - 9 || x > bbox.left + bbox.width + 9) continue;
-      ctx.strokeStyle = ctx.fillStyle = fade(css(style[1]), .8);
-      if (style[2] === "line") {
-        ctx.lineWidth = 1.2 * ratio;
-        ctx.setLineDash(mark.kind === "plan" ? [3 * ratio, 3 * ratio] : []);
-        ctx.beginPath();
-        ctx.moveTo(x, bbox.top);
-        ctx.lineTo(x, bbox.top + bbox.height);
-        ctx.stroke();
-      } else {
-        ctx.beginPath();
-        const y = bbox.top + (mark.kind === "lost" ? 5 : 13) * ratio;
+    const places = (kind, steps) => {
+      const found = new Set(steps.map(step => Math.round(plot.valToPos(step, "x", true))).filter(x => x >= left - 9 && x <= left + width + 9));
+      this.marked[kind] = found.size;
+      return found;
+    };
+    const of = kind => places(kind, this.marks.filter(mark => mark.kind === kind && mark.step != null).map(mark => mark.step));
+    const lines = kind => {
+      ctx.fillStyle = fade(css(MARKS[kind][1]), .8);
+      for (const x of of(kind)) ctx.fillRect(x, top, thin, height);
+    };
+    // Nothing else is drawn yet: what is cleared of these lines makes dashes of them.
+    lines("plan");
+    for (let y = 3 * ratio; y < height; y += 6 * ratio) ctx.clearRect(left, top + y, width, 3 * ratio);
+    const kinds = Object.entries(MARKS);
+    for (const [kind, [, , shape]] of kinds) if (shape === "line" && kind !== "plan") lines(kind);
+    ctx.fillStyle = fade(css(MARKS.clip[1]), .75);
+    const steps = this.steps?.step ?? [];
+    for (const x of places("clip", steps.filter((step, at) => this.steps.verdicts[at] === "c"))) {
+      ctx.fillRect(x, top + height - 5 * ratio, thin, 5 * ratio);
+    }
+    for (const [kind, [, colour, shape]] of kinds) {
+      if (shape !== "dot") continue;
+      ctx.fillStyle = fade(css(colour), .8);
+      ctx.beginPath();
+      for (const x of of(kind)) {
+        const y = top + (kind === "lost" ? 5 : 13) * ratio;
+        ctx.moveTo(x, y);
         ctx.arc(x, y, 3.6 * ratio, 0, 7);
-        ctx.fill();
       }
+      ctx.fill();
     }
     ctx.restore();
   }
@@ -332,10 +346,11 @@ function drawTimeline(canvas, marks, workersNow, nowMs) {
   const counts = [];
   let count = workersNow;
   for (const event of [...events].reverse()) {
-    counts.unshift([event.at_ms, count]);
+    counts.push([event.at_ms, count]);
     if (event.kind === "lost") count += 1;
     if (event.kind === "joined") count = Math.max(0, count - 1);
   }
+  counts.reverse();
   const most = Math.max(1, count, ...counts.map(([, found]) => found));
   const y = found => bottom - (bottom - top) * found / most;
   pen.beginPath();

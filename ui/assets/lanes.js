@@ -19,25 +19,44 @@ const OPERATIONS = {
   "evaluation": ["held-out", "--x"],
 };
 
+/** How lanes are drawn with more stages than this: pixels of a measured lane, of one planned, between both and below them. */
+const LANE_SIZES = [[256, 2, 1, 0, 0], [64, 4, 2, 2, 0], [24, 8, 4, 2, 0], [12, 13, 6, 2, 5], [0, 19, 9, 2, 5]];
+
+/** Lanes as they are kept: ten bytes an operation. */
+function packed({ counts, operations, start_us, duration_us }) {
+  return {
+    counts: Uint32Array.from(counts), operations: Uint16Array.from(operations),
+    start: Float32Array.from(start_us), duration: Float32Array.from(duration_us),
+  };
+}
+
+/** When the last operation ends, in microseconds. */
+const endOf = ({ start, duration }) => start.reduce((most, at, row) => Math.max(most, at + duration[row]), 0);
+
 class Lanes {
   constructor(canvas, tip) {
     this.canvas = canvas;
     this.tip = tip;
-    this.boxes = [];
+    this.forget();
     canvas.addEventListener("pointermove", event => this.point(event));
     canvas.addEventListener("pointerleave", () => this.describe(null));
     new ResizeObserver(() => this.draw(this.lanes)).observe(canvas.parentElement);
   }
 
+  /** Nothing is drawn: no lane, no operation, and none of any category. */
+  forget() {
+    Object.assign(this, { places: [], drawn: 0, categories: new Set() });
+  }
+
   draw(lanes) {
     this.lanes = lanes;
-    this.boxes = [];
-    const stages = lanes ? Math.max(lanes.measured.length, lanes.planned.length) : 0;
+    this.forget();
+    const measured = lanes?.measured, planned = lanes?.planned.lanes;
+    const stages = lanes ? Math.max(measured.counts.length, planned.counts.length) : 0;
     // With many stages lanes get thinner, and the planned ones stay.
-    const high = stages > 64 ? 4 : stages > 24 ? 8 : stages > 12 ? 13 : 19;
-    const low = stages > 64 ? 2 : stages > 24 ? 4 : stages > 12 ? 6 : 9;
-    const row = high + low + (stages > 24 ? 2 : 7);
-    const foot = 20, { pen, width, height } = paper(this.canvas, stages ? stages * row + foot + 4 : 90);
+    const [, high, low, apart, below] = LANE_SIZES.find(([more]) => stages > more) ?? LANE_SIZES.at(-1);
+    const row = high + apart + low + below;
+    const foot = 20, { pen, width, height } = paper(this.canvas, stages ? stages * row + foot + 6 : 90);
     pen.font = "11.5px system-ui, sans-serif";
     pen.fillStyle = css("--quiet");
     if (!stages) {
@@ -45,14 +64,16 @@ class Lanes {
       pen.fillText("Lanes appear once whole steps were measured.", width / 2, height / 2);
       return;
     }
-    const left = stages > 24 ? 34 : 58, right = width - 6;
-    const end = list => Math.max(0, ...list.flat().map(slice => slice.start_us + slice.duration_us));
-    const span = Math.max(end(lanes.measured), 1), planned = Math.max(end(lanes.planned), 1);
-    const x = us => left + (right - left) * us / span;
+    this.operations = [...lanes.planned.operations, ...lanes.operations];
+    const left = stages > 24 ? 34 : 58, right = width - 6, isMeasured = measured.start.length > 0;
+    const span = Math.max(endOf(measured), 1), plannedSpan = Math.max(endOf(planned), 1);
     // A step that was hindered beside a plan that cannot be seen would compare nothing.
-    const isStretched = lanes.measured.length > 0 && (span > 3 * planned || planned > span);
-    const plannedX = us => left + (right - left) * us / (isStretched || !lanes.measured.length ? planned : span);
-    this.plannedNote = isStretched ? `planned, ${(planned / 1000).toPrecision(3)} ms, drawn as wide as measured` : "planned, on the same scale";
+    const isStretched = isMeasured && (span > 3 * plannedSpan || plannedSpan > span);
+    this.plannedNote = isStretched ? `planned, ${(plannedSpan / 1000).toPrecision(3)} ms, drawn as wide as measured` : "planned, on the same scale";
+    const colours = this.operations.map(({ category }) => css((OPERATIONS[category] ?? ["", "--x"])[1]));
+    const scale = (right - left) / span, plannedScale = isStretched || !isMeasured ? (right - left) / plannedSpan : scale;
+    const upper = { kind: "measured", lanes: measured, first: 0, left, scale, high, colours };
+    const lower = { kind: "planned", lanes: planned, first: 0, left, scale: plannedScale, high: low, colours: colours.map(colour => fade(colour, .5)) };
     for (let stage = 0; stage < stages; stage++) {
       const top = 2 + stage * row;
       if (stages <= 24 || stage % 8 === 0) {
@@ -62,26 +83,33 @@ class Lanes {
       }
       pen.fillStyle = css("--soft");
       pen.fillRect(left, top, right - left, high);
-      this.lane(pen, lanes.measured[stage] ?? [], x, top, high, stage, "measured");
-      this.lane(pen, lanes.planned[stage] ?? [], plannedX, top + high + 2, low, stage, "planned");
+      this.lane(pen, upper, stage, top);
+      this.lane(pen, lower, stage, top + high + apart);
     }
-    this.scale(pen, span, x, height - foot + 6);
+    this.scale(pen, span, us => left + us * scale, height - foot + 6);
   }
 
-  lane(pen, slices, x, top, high, stage, kind) {
-    const isPlanned = kind === "planned";
-    for (const slice of slices) {
-      const colour = (OPERATIONS[slice.category] ?? ["", "--x"])[1];
-      const from = x(slice.start_us), wide = Math.max(x(slice.start_us + slice.duration_us) - from, .6);
-      pen.fillStyle = isPlanned ? fade(css(colour), .5) : css(colour);
+  /** Draws the lane of a stage, whose operations follow on those of the stage before. */
+  lane(pen, lanes, stage, top) {
+    const { kind, first, left, scale, high, colours, lanes: { counts, operations, start, duration } } = lanes;
+    const end = first + (counts[stage] ?? 0);
+    this.places.push({ ...lanes, stage, top, end });
+    lanes.first = end;
+    let colour = null;
+    for (let row = first; row < end; row++) {
+      const from = left + start[row] * scale, wide = Math.max(duration[row] * scale, .6);
+      if (colours[operations[row]] !== colour) pen.fillStyle = colour = colours[operations[row]];
       pen.fillRect(from, top, Math.max(wide - .6, .6), high);
-      this.boxes.push({ from, wide, top, high, slice, stage, kind });
-      if (!isPlanned && wide > 22 && high >= 13) {
-        pen.fillStyle = slice.category === "gate" ? css("--ink") : "#fff";
+      this.categories.add(this.operations[operations[row]].category);
+      if (kind === "measured" && wide > 22 && high >= 13) {
+        const { name, category } = this.operations[operations[row]];
+        pen.fillStyle = category === "gate" ? css("--ink") : "#fff";
         pen.textAlign = "center";
-        pen.fillText(slice.name, from + wide / 2, top + high / 2 + 4, wide - 3);
+        pen.fillText(name, from + wide / 2, top + high / 2 + 4, wide - 3);
+        colour = null;
       }
     }
+    this.drawn += end - first;
   }
 
   scale(pen, span, x, y) {
@@ -97,18 +125,24 @@ class Lanes {
   point(event) {
     const box = this.canvas.getBoundingClientRect();
     const x = event.clientX - box.left, y = event.clientY - box.top;
-    const found = this.boxes.filter(lane => y >= lane.top - 1 && y <= lane.top + lane.high + 1 &&
-      x >= lane.from - 1 && x <= lane.from + Math.max(lane.wide, 2) + 1);
-    this.describe(found.at(-1));
+    let found = null;
+    for (const place of this.places.filter(({ top, high }) => y >= top - 1 && y <= top + high + 1)) {
+      const { left, scale, first, end, lanes: { start, duration } } = place;
+      for (let row = first; row < end; row++) {
+        const from = left + start[row] * scale;
+        if (x >= from - 1 && x <= from + Math.max(duration[row] * scale, 2) + 1) found = { ...place, row };
+      }
+    }
+    this.describe(found);
   }
 
-  describe(lane) {
-    if (!lane) {
+  describe(found) {
+    if (!found) {
       this.tip.textContent = "\u00a0";
       return;
     }
-    const { slice } = lane, ms = us => (us / 1000).toFixed(2);
-    this.tip.textContent = `${slice.name} (${slice.category}), stage ${lane.stage}, ${lane.kind}: ` +
-      `${ms(slice.duration_us)} ms from ${ms(slice.start_us)} ms`;
+    const { kind, stage, row, lanes: { operations, start, duration } } = found, ms = us => (us / 1000).toFixed(2);
+    const { name, category } = this.operations[operations[row]];
+    this.tip.textContent = `${name} (${category}), stage ${stage}, ${kind}: ${ms(duration[row])} ms from ${ms(start[row])} ms`;
   }
 }

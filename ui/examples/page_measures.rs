@@ -15,6 +15,8 @@
 #[expect(dead_code, reason = "the tests of the page use more of it")]
 #[path = "../../cli/tests/page/browser.rs"]
 mod browser;
+#[path = "../tests/common/fleet.rs"]
+mod fleet;
 
 use std::error::Error;
 use std::fs;
@@ -25,11 +27,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::runtime::Builder;
-use zbelastic_api::{ClusterEvent, EventKind, StatusReport, sample};
+use zbelastic_api::{ClusterEvent, EventKind};
 use zbelastic_ui::{AccessPolicy, CONNECTIONS_MAX, PageObserver, UiServer, UiSettings};
-use zbelastic_view::{Observation, RunCosts};
+use zbelastic_view::{LANE_STEPS_KEPT, Observation, RunCosts};
 
 const VIEWERS: usize = 10;
 /// A step of the simulated run, and how long each row is measured.
@@ -39,27 +41,12 @@ const WINDOW: Duration = Duration::from_secs(15);
 const LOOK: Duration = Duration::from_secs(60);
 /// Steps of an hour.
 const HOUR_STEPS: u64 = 3600 * 5;
-/// Stages and microbatches of the simulated lanes.
-const STAGES: u64 = 64;
-const MICROBATCHES: u64 = 32;
+/// Microbatches of a step in the simulated lanes, which have a stage a node.
+const MICROBATCHES: u64 = 8;
 /// Connections that are refused, one after the other.
 const REFUSED: usize = 10_000;
 /// The names of the server's threads begin so, and so their processor time is found.
 const THREAD: &str = "page-server";
-
-fn status(nodes: u64) -> StatusReport {
-    let mut status = sample::status();
-    let like = status.members[1].clone();
-    let more = (100..100 + nodes).map(|id| {
-        let mut member = like.clone();
-        member.id.0 = id;
-        member.name = format!("spot-{id}");
-        member.stage = Some((id % STAGES) as u32);
-        member
-    });
-    status.members.extend(more);
-    status
-}
 
 fn step(number: u64) -> ClusterEvent {
     let kind = EventKind::Step {
@@ -77,32 +64,10 @@ fn step(number: u64) -> ClusterEvent {
         bubble_planned: Some(0.04),
         causes: None,
         generation: 1,
-        stages: STAGES as u32,
+        stages: 1,
         eta_s: Some(1.0),
     };
     ClusterEvent::new(number, 1_000_000 + number * 200, kind)
-}
-
-/// A trace of three steps from this one on, of which the middle one is whole.
-fn trace(from: u64) -> String {
-    let mut rows = vec![json!({ "name": "process_name", "ph": "M", "pid": 1, "tid": 0,
-        "args": { "name": "measured" } })];
-    for step in from..from + 3 {
-        for stage in 0..STAGES {
-            for (slot, (kind, category)) in
-                [("F", "forward"), ("B", "input gradient"), ("W", "weight gradient")]
-                    .into_iter()
-                    .cycle()
-                    .take(3 * MICROBATCHES as usize)
-                    .enumerate()
-            {
-                let start = (step - from) * 200_000 + stage * 500 + slot as u64 * 2000;
-                rows.push(json!({ "name": format!("{kind}{} step {step}", slot / 3), "ph": "X",
-                    "pid": 1, "tid": stage, "cat": category, "ts": start, "dur": 1900 }));
-            }
-        }
-    }
-    json!({ "traceEvents": rows }).to_string()
 }
 
 /// Sends what a cluster would answer, until it is over.
@@ -111,10 +76,10 @@ fn feed(observer: PageObserver, nodes: u64, is_over: Arc<AtomicBool>) {
     while !is_over.load(Ordering::Relaxed) {
         let mut sent = observer.send(Observation::Events(vec![step(number)]));
         if number.is_multiple_of(5) {
-            sent &= observer.send(Observation::Status(Box::new(status(nodes))));
+            sent &= observer.send(Observation::Status(Box::new(fleet::status(nodes))));
         }
         if number.is_multiple_of(25) {
-            sent &= observer.send(Observation::Trace(trace(number)));
+            sent &= observer.send(Observation::Trace(fleet::trace(number, nodes, MICROBATCHES)));
         }
         if !sent {
             return;
@@ -170,6 +135,11 @@ fn serve(nodes: u64) -> Result<Served, Box<dyn Error>> {
     // An hour that was observed before.
     for number in 1..=HOUR_STEPS {
         if !observer.send(Observation::Events(vec![step(number)])) {
+            return Err("the server ended".into());
+        }
+    }
+    for number in 1..=LANE_STEPS_KEPT as u64 {
+        if !observer.send(Observation::Trace(fleet::trace(number, nodes, MICROBATCHES))) {
             return Err("the server ended".into());
         }
     }
@@ -252,14 +222,21 @@ fn in_browser(nodes: u64) -> Result<(), Box<dyn Error>> {
     let frames = browser.run("return window.frames_seen").as_f64().unwrap_or(0.0) - before;
     let rate = frames / began.elapsed().as_secs_f64();
     println!("{nodes} nodes, {HOUR_STEPS} steps, live: {rate:.0} frames a second");
+    let drawn = browser.run(
+        "return `${document.querySelectorAll('#nodes tr').length} rows of nodes, ${lanes.drawn} operations of \
+         stages, ${state.lanes.length} steps of lanes beside ${new Set(state.lanes.map(one => one.planned)).size} plan`",
+    );
+    println!("drawn: {}", drawn.as_str().unwrap_or_default());
     browser.chrome("HeapProfiler.enable", &json!({}));
     browser.chrome("HeapProfiler.collectGarbage", &json!({}));
-    browser.chrome("Performance.enable", &json!({}));
-    let metrics = browser.chrome("Performance.getMetrics", &json!({}));
-    let metrics = metrics["metrics"].as_array().cloned().unwrap_or_default();
-    let heap = metrics.iter().find(|metric| metric["name"] == "JSHeapUsedSize");
-    let heap = heap.and_then(|heap: &Value| heap["value"].as_f64()).unwrap_or(f64::NAN);
-    println!("{:.1} MB of JavaScript's heap after an hour of steps", heap / 1e6);
+    let heap = browser.chrome("Runtime.getHeapUsage", &json!({}));
+    let [objects, arrays, page] = ["usedSize", "backingStorageSize", "embedderHeapUsedSize"]
+        .map(|part| heap[part].as_f64().unwrap_or(f64::NAN) / 1e6);
+    println!(
+        "after an hour of steps {:.1} MB: {objects:.1} of JavaScript's objects, {arrays:.1} of its arrays, \
+         {page:.1} of the page's elements",
+        objects + arrays + page
+    );
     is_over.store(true, Ordering::Relaxed);
     Ok(())
 }
@@ -270,9 +247,13 @@ fn delays(address: &str) -> Result<(), Box<dyn Error>> {
     browser.open(address);
     browser.wait("the run is there", "return state.steps.step.length > 0");
     browser.run(
-        "window.drawn = []; const seen = new WeakSet(state.marks); \
+        "window.drawn = []; const seen = new WeakSet(state.marks); let last = state.steps.step.at(-1); \
          setInterval(() => { const fresh = state.marks.filter(mark => !seen.has(mark)); \
-         if (!fresh.length) return; fresh.forEach(mark => seen.add(mark)); \
+         fresh.forEach(mark => seen.add(mark)); \
+         const { step, at_ms, verdicts } = state.steps; \
+         step.forEach((number, at) => { if (number > last && verdicts[at] === 'c') fresh.push({ kind: 'clip', at_ms: at_ms[at] }); }); \
+         last = step.at(-1) ?? 0; \
+         if (!fresh.length) return; \
          requestAnimationFrame(() => requestAnimationFrame(() => { const now = Date.now(); \
          for (const { kind, at_ms } of fresh) window.drawn.push([kind, at_ms, now - at_ms]); })); }, 10); return 0",
     );

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use zbelastic_api::{ClusterEvent, EventKind, HexDigest, StatusReport, StepTimeBreakdown};
 
 use crate::head::{HeadFigures, RunCosts};
-use crate::lanes::LaneLog;
+use crate::lanes::{AddedLanes, LaneLog};
 use crate::mark::{MARKS_KEPT, MarkKind, PageMark};
 use crate::message::{PageMessage, SourceState};
 use crate::step_history::{StepHistory, StepPoint};
@@ -103,10 +103,11 @@ impl Dashboard {
             }
             Observation::Trace(text) => {
                 let before = self.lanes.too_long();
-                let lanes = self.lanes.add_trace(&text);
+                let AddedLanes { plan, steps: lanes } = self.lanes.add_trace(&text);
                 let trace_too_long = self.lanes.too_long();
                 if !lanes.is_empty() || trace_too_long != before {
-                    messages.push(PageMessage::Lanes { lanes, trace_too_long }.json());
+                    let plans = plan.into_iter().collect();
+                    messages.push(PageMessage::Lanes { plans, lanes, trace_too_long }.json());
                 }
             }
             Observation::Unanswered { .. } => {}
@@ -222,6 +223,7 @@ impl Dashboard {
             steps: self.history.steps().collect(),
             held_out: self.history.held_out().collect(),
             marks: first_mark.into_iter().chain(&self.marks).collect(),
+            plans: self.lanes.plans().collect(),
             lanes: self.lanes.steps().collect(),
             trace_too_long: self.lanes.too_long(),
             causes,

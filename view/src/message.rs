@@ -3,7 +3,7 @@
 use serde::Serialize;
 use zbelastic_api::{StatusReport, StepTimeBreakdown};
 
-use crate::lanes::StepLanes;
+use crate::lanes::{PlannedLanes, StepLanes};
 use crate::{HeadFigures, PageMark, StepPoint};
 
 /// Whether the cluster answers.
@@ -86,6 +86,8 @@ pub enum PageMessage<'a> {
         held_out: Vec<(u64, Option<f64>)>,
         /// Marks, oldest first.
         marks: Vec<&'a PageMark>,
+        /// The planned lanes that those steps name.
+        plans: Vec<&'a PlannedLanes>,
         /// Lanes of the last steps.
         lanes: Vec<&'a StepLanes>,
         /// Bytes of the last trace, if it was too long to be read.
@@ -125,6 +127,8 @@ pub enum PageMessage<'a> {
     AnotherRun,
     /// Lanes of more steps.
     Lanes {
+        /// The planned lanes that the steps name, if the messages before had no such.
+        plans: Vec<PlannedLanes>,
         /// The steps.
         lanes: Vec<StepLanes>,
         /// Bytes of the trace, if it was too long to be read.

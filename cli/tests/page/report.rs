@@ -18,7 +18,7 @@ fn the_report_of_a_run_opens_from_the_disk_and_shows_its_steps_and_digest() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let run = folder.path().join("run");
     browser.open(&format!("file://{}", run.join("report.html").display()));
-    browser.wait("its lanes are drawn", "return lanes.boxes.length > 5");
+    browser.wait("its lanes are drawn", "return lanes.drawn > 5");
     let found = browser.run(
         "return { steps: state.steps.step.length, is_report: state.isReport, \
          shown: document.body.innerText, banner: document.getElementById('banner').hidden, \
