@@ -17,10 +17,14 @@ use zbelastic_wording::{CommandFailure, FailureDetail, print_error_line};
 
 use crate::named_thread::spawn_named;
 
-/// Variables of OpenTelemetry: the collector, where traces go if that is elsewhere, and headers that it
-/// wants, as `key=value` with commas.
+/// Variables of OpenTelemetry: the collector, where traces go if that is elsewhere, what is spoken with it,
+/// and headers that it wants, as `key=value` with commas.
 const ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
 const TRACES_ENDPOINT: &str = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT";
+const PROTOCOL: &str = "OTEL_EXPORTER_OTLP_PROTOCOL";
+const TRACES_PROTOCOL: &str = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL";
+/// Protocols whose collectors take JSON over HTTP: those of HTTP listen at one port for both forms.
+const PROTOCOLS: [&str; 2] = ["http/json", "http/protobuf"];
 const HEADERS: &str = "OTEL_EXPORTER_OTLP_HEADERS";
 const SERVICE: &str = "OTEL_SERVICE_NAME";
 /// Spans that wait while a request is answered or given up, which takes five seconds: those of 400
@@ -42,7 +46,7 @@ impl SpanCollector {
     /// environment does not say so.
     ///
     /// # Errors
-    /// If a variable has no address or no headers, by its name.
+    /// If a variable has no address, no headers or a protocol that is not spoken here, by its name.
     pub fn of_environment(service: &str) -> Result<Option<Self>, CommandFailure> {
         Self::of(service, |name| env::var(name).ok())
     }
@@ -60,6 +64,7 @@ impl SpanCollector {
         } else {
             return Ok(None);
         };
+        check_protocol(&variable)?;
         let headers = headers(&variable(HEADERS).unwrap_or_default())?;
         let poster = JsonPoster::new(&address, headers).map_err(|reason| {
             let hint = "such as http://localhost:4318; or unset it";
@@ -68,6 +73,17 @@ impl SpanCollector {
         let service = variable(SERVICE).unwrap_or_else(|| service.to_owned());
         Ok(Some(Self { poster, service }))
     }
+}
+
+/// Refuses a protocol that is not HTTP: its port takes nothing that is sent here, and spans would be dropped.
+fn check_protocol(variable: impl Fn(&'static str) -> Option<String>) -> Result<(), CommandFailure> {
+    let found =
+        [TRACES_PROTOCOL, PROTOCOL].into_iter().find_map(|name| Some((name, variable(name)?)));
+    let Some((name, value)) = found.filter(|(_, value)| !PROTOCOLS.contains(&value.trim())) else {
+        return Ok(());
+    };
+    let hint = "http/json, with the collector's address for HTTP, such as http://localhost:4318";
+    Err(wrong_variable(name, &format!("{value}: traces are sent as JSON over HTTP alone"), hint))
 }
 
 fn wrong_variable(name: &str, what: &str, hint: &str) -> CommandFailure {
@@ -290,6 +306,17 @@ mod tests {
             refused(&[(ENDPOINT, good), (TRACES_ENDPOINT, wrong)], TRACES_ENDPOINT, wrong);
         }
         refused(&[(ENDPOINT, good), (HEADERS, "secret")], HEADERS, "no list");
+        for name in [PROTOCOL, TRACES_PROTOCOL] {
+            refused(&[(ENDPOINT, good), (name, "grpc")], name, "grpc: ");
+            refused(&[(TRACES_ENDPOINT, good), (name, "http")], name, "http: ");
+            assert!(collector(&[(name, "grpc")]).expect("there is no collector").is_none());
+            for spoken in PROTOCOLS {
+                assert!(collector(&[(ENDPOINT, good), (name, spoken)]).expect("spoken").is_some());
+            }
+        }
+        let traces_over_http =
+            [(ENDPOINT, good), (PROTOCOL, "grpc"), (TRACES_PROTOCOL, "http/json")];
+        assert!(collector(&traces_over_http).expect("that of traces counts").is_some());
         assert!(collector(&[(TRACES_ENDPOINT, ""), (ENDPOINT, "")]).expect("unset").is_none());
         assert!(collector(&[(ENDPOINT, good), (HEADERS, "a=b,")]).expect("legal").is_some());
     }
