@@ -188,11 +188,7 @@ fn train_into(
     let audience = match &context {
         Some(context) => {
             let page = page.as_ref().map(|page| format!("http://{}/", page.address()));
-            let facts = HeadingFacts {
-                folder: folder.path(),
-                peak_flop_per_s: context.peak_flop_per_s,
-                page: page.as_deref(),
-            };
+            let facts = HeadingFacts { folder: folder.path(), context, page: page.as_deref() };
             summary::write_heading(prepared, &facts, out)?;
             OutputAudience::Person
         }

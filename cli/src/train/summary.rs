@@ -3,6 +3,7 @@
 
 use std::io::{self, Write};
 use std::path::Path;
+use std::time::Duration;
 
 use serde_json::json;
 use zbelastic_config::WeightSource;
@@ -20,12 +21,13 @@ use zbelastic_trainer::plan::model_flop_per_token;
 use zbelastic_trainer::sample::{Sampler, SamplingConfig};
 use zbelastic_trainer::stage::Injection;
 use zbelastic_types::{Bytes, StageIndex};
-use zbelastic_wording::figures::{duration_text, grouped, tokens_per_s};
+use zbelastic_wording::figures::{duration_text, grouped, three_digits, tokens_per_s};
 use zbelastic_wording::{CommandError, CommandFailure, FailureCode};
 
 use super::events::{DoneEvent, RunEvent};
 use super::folder::RunFolder;
 use super::prepare::{PreparedRun, RunPlan};
+use super::progress_line::StepLineContext;
 use super::report::report;
 use super::reporter::OutputAudience;
 use super::run_devices::RunDevices;
@@ -50,9 +52,8 @@ pub struct FinishedRun {
 pub struct HeadingFacts<'a> {
     /// The run folder.
     pub folder: &'a Path,
-    /// What the cores in use reach at best, which the `mfu` of steps is a share of; none for devices,
-    /// and for products of bfloat16 numbers.
-    pub peak_flop_per_s: Option<f64>,
+    /// What the lines of steps are computed with: the peak that their `mfu` is a share of.
+    pub context: &'a StepLineContext,
     /// Address of the live page, if one is served.
     pub page: Option<&'a str>,
 }
@@ -96,8 +97,14 @@ pub fn write_heading(
     writeln!(out, "memory  {}", fullest_stage(prepared))?;
     if let RunDevices::Cpu = devices {
         let share = |peak| format!("; mfu is a share of {:.0} GFLOP/s", peak / 1e9);
-        let share = facts.peak_flop_per_s.map(share).unwrap_or_default();
+        let share = facts.context.peak_flop_per_s.map(share).unwrap_or_default();
         writeln!(out, "cpu     {}{share}", kernels_text())?;
+    }
+    // Workers that share cores compute while others wait.
+    let are_shared = *worker_count as usize * job.threads > core_count();
+    let bubble = if are_shared { 0.0 } else { plan.bubble() };
+    if let Some(time) = least_time(facts.context, config.batch.tokens(), bubble) {
+        writeln!(out, "time    {time}")?;
     }
     writeln!(out, "files   {}", facts.folder.display())?;
     if let Some(page) = facts.page {
@@ -109,6 +116,21 @@ pub fn write_heading(
     }
     writeln!(out)?;
     out.flush()
+}
+
+/// How long a step and the whole run take at best: a step's operations at the peak of the cores, and the
+/// planned bubble. None where the peak is not known.
+#[must_use]
+pub fn least_time(context: &StepLineContext, tokens: u64, bubble: f64) -> Option<String> {
+    let StepLineContext { step_count, flop_per_token, peak_flop_per_s } = *context;
+    let step_s = tokens as f64 * flop_per_token / (peak_flop_per_s? * (1.0 - bubble));
+    let all = Duration::try_from_secs_f64(step_s * step_count as f64).ok()?;
+    Some(format!(
+        "at best {} ms a step and {} for {} steps: arithmetic alone, at that peak",
+        three_digits(1e3 * step_s),
+        duration_text(all),
+        grouped(step_count)
+    ))
 }
 
 /// What the fullest stage needs, of what it may use.

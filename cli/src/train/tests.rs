@@ -160,6 +160,20 @@ fn the_page_has_the_peak_that_mfu_of_the_lines_is_a_share_of() {
     assert_eq!(run_costs(None, None), RunCosts::default());
 }
 
+#[test]
+fn the_heading_has_what_a_step_and_the_run_take_at_best() {
+    let check = |peak_flop_per_s, step_count, bubble, expected: Option<&str>| {
+        let context = StepLineContext { step_count, flop_per_token: 9e6, peak_flop_per_s };
+        assert_eq!(summary::least_time(&context, 2000, bubble).as_deref(), expected);
+    };
+    let at_best = "at best 100 ms a step and 36s for 360 steps: arithmetic alone, at that peak";
+    check(Some(180e9), 360, 0.0, Some(at_best));
+    let waiting = "at best 200 ms a step and 1h00 for 18,000 steps: arithmetic alone, at that peak";
+    check(Some(180e9), 18_000, 0.5, Some(waiting));
+    check(None, 360, 0.0, None);
+    check(Some(0.0), 360, 0.0, None);
+}
+
 /// A reader who has left.
 struct ClosedPipe;
 
