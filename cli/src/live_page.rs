@@ -267,6 +267,24 @@ mod tests {
     use zbelastic_api::{ApiAnswer, ApiRequest, ClusterEvent, EventKind, EventPage, TracePiece};
 
     #[test]
+    fn an_address_that_cannot_be_had_is_refused_with_one_that_can() {
+        let address = SocketAddr::from(([10, 0, 0, 4], 80));
+        let source = std::io::ErrorKind::OutOfMemory.into();
+        for (error, what, hint) in [
+            (ServeError::Taken { address }, "10.0.0.4:80 is taken", "port 0"),
+            (ServeError::NotPermitted { address }, "no permission to listen at", "from 1024 on"),
+            (ServeError::NotOurs { address }, "10.0.0.4:80 is not an address of", "127.0.0.1"),
+            (ServeError::Other { address, source }, "cannot listen at", "another address"),
+        ] {
+            let failure = cannot_listen(error);
+            assert_eq!(failure.code, FailureCode::WrongState, "{failure}");
+            assert!(failure.what.starts_with(what), "{failure}");
+            let [detail] = &failure.details[..] else { panic!("{failure}") };
+            assert!(detail.hint.as_deref().is_some_and(|found| found.contains(hint)), "{failure}");
+        }
+    }
+
+    #[test]
     fn lanes_are_requested_from_those_on_that_pages_have() {
         let page = EventPage { log: 1, first_sequence: 0, next_sequence: 0, events: Vec::new() };
         let bytes = b"text".to_vec();

@@ -2,6 +2,8 @@
 
 #[path = "page/browser.rs"]
 mod browser;
+#[path = "page/changes.rs"]
+mod changes;
 #[path = "page/controller.rs"]
 mod controller;
 #[path = "page/figures.rs"]

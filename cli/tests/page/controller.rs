@@ -4,7 +4,7 @@
 use std::net::{IpAddr, TcpListener, UdpSocket};
 
 use serde_json::{Value, json};
-use zbelastic_api::{TokenRequest, TokenRole};
+use zbelastic_api::{TokenCreated, TokenRequest, TokenRole};
 
 use crate::harness::{SpawnedCluster, free_address, zbelastic};
 use crate::http::{events_until, get, log_in};
@@ -23,9 +23,29 @@ fn outside_address() -> Option<IpAddr> {
 /// A token of the cluster that may be used `uses` times.
 fn token(cluster: &SpawnedCluster, role: TokenRole, uses: u32) -> String {
     let request = TokenRequest { role, ttl_s: 3600, uses, ephemeral: false, note: None };
-    cluster.wait("a token", |cluster| {
-        cluster.query(|client| client.create_token(request.clone())).map(|token| token.token)
-    })
+    created(cluster, request).token
+}
+
+fn created(cluster: &SpawnedCluster, request: TokenRequest) -> TokenCreated {
+    cluster.wait("a token", |cluster| cluster.query(|client| client.create_token(request.clone())))
+}
+
+/// A token that has expired opens no session, of a browser or of a scraper, and the cluster's reason is
+/// shown.
+fn check_expired(cluster: &SpawnedCluster, host: &str) {
+    let request =
+        TokenRequest { role: TokenRole::Viewer, ttl_s: 1, uses: 10, ephemeral: false, note: None };
+    let TokenCreated { token, info, .. } = created(cluster, request);
+    cluster.wait("the end of the token's time", |cluster| {
+        (cluster.status()?.at_ms >= info.expires_ms).then_some(())
+    });
+    let bearer = format!("Authorization: Bearer {token}\r\n");
+    for refused in [log_in(host, &token), get(host, "/metrics", &bearer)] {
+        let refused = refused.expect("it listens");
+        assert_eq!(refused.status, 403, "{}", refused.text);
+        assert!(refused.body().contains(" expired at "), "{}", refused.text);
+        assert!(!refused.text.contains(&token), "{}", refused.text);
+    }
 }
 
 /// The cookie of a session that a token opens.
@@ -64,6 +84,7 @@ fn a_controllers_page_lets_in_with_a_token_and_has_its_history_after_a_restart()
     assert!(get(&host, "/", "").is_some_and(|page| page.text.contains("location: /login")));
     let worker = token(&cluster, TokenRole::Worker, 1);
     assert_eq!(log_in(&host, &worker).map(|answer| answer.status), Some(403));
+    check_expired(&cluster, &host);
     let viewer = token(&cluster, TokenRole::Viewer, 2);
     let cookie = session(&cluster, &host, &viewer);
     cluster.begin(&["a", "b"], STEPS);
