@@ -180,7 +180,10 @@ impl<O: ExecutorFactory> StageWorker<'_, O> {
         start_us: f64,
     ) {
         match wait {
-            WaitReason::Frame { .. } | WaitReason::Partial { .. } | WaitReason::Outer { .. } => {}
+            WaitReason::Frame { .. }
+            | WaitReason::Partial { .. }
+            | WaitReason::Outer { .. }
+            | WaitReason::Data { .. } => {}
             WaitReason::Prefix => {
                 self.log(slices, engine, SliceActivity::Waited(engine.turn()), start_us)
             }
@@ -201,8 +204,10 @@ impl<O: ExecutorFactory> StageWorker<'_, O> {
 
     fn await_message(&self, engine: &mut WorkerEngine<O>, wait: WaitReason) -> LoopControl {
         let received = match wait {
-            // Islands answer elsewhere.
-            WaitReason::Outer { .. } => self.mailbox.recv_timeout(ISLANDS_POLL),
+            // Islands answer elsewhere, and tokens arrive there.
+            WaitReason::Outer { .. } | WaitReason::Data { .. } => {
+                self.mailbox.recv_timeout(ISLANDS_POLL)
+            }
             WaitReason::Frame { .. }
             | WaitReason::Prefix
             | WaitReason::Partial { .. }

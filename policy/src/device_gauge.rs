@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use zbelastic_types::LayerId;
+use zbelastic_types::{LayerId, Step};
 
 use crate::WorkCounter;
 
@@ -54,6 +54,8 @@ pub struct DeviceGauge {
     evaluation: EvaluationGauge,
     /// One more than the layer whose exchange with other islands is awaited; 0 for none.
     awaited_layer: AtomicU64,
+    /// One more than the step whose tokens are awaited; 0 for none.
+    awaited_step: AtomicU64,
 }
 
 impl DeviceGauge {
@@ -92,6 +94,17 @@ impl DeviceGauge {
     pub fn set_awaited_layer(&self, layer: Option<LayerId>) {
         let number = layer.map_or(0, |layer| u64::from(layer.0) + 1);
         self.awaited_layer.store(number, Ordering::Relaxed);
+    }
+
+    /// The step whose tokens are awaited, if one waits for them.
+    #[must_use]
+    pub fn awaited_step(&self) -> Option<Step> {
+        self.awaited_step.load(Ordering::Relaxed).checked_sub(1).map(Step)
+    }
+
+    /// Sets it.
+    pub fn set_awaited_step(&self, step: Option<Step>) {
+        self.awaited_step.store(step.map_or(0, |step| step.0 + 1), Ordering::Relaxed);
     }
 
     /// An operation begins, or ends.

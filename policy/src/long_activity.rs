@@ -42,6 +42,11 @@ pub enum LongActivity {
         #[serde(serialize_with = "to_hex", deserialize_with = "of_hex")]
         hash: Digest,
     },
+    /// A step waits for tokens that are on their way from other nodes.
+    AwaitingTokens {
+        /// The step that reads them.
+        step: Step,
+    },
 }
 
 fn to_hex<S: Serializer>(hash: &Digest, serializer: S) -> Result<S::Ok, S::Error> {
@@ -71,6 +76,9 @@ impl std::fmt::Display for LongActivity {
                     f,
                     "waits for data {hash}, which no node has: `run` with the same configuration sends it again"
                 )
+            }
+            Self::AwaitingTokens { step } => {
+                write!(f, "waits for the tokens of step {step}, which are on their way")
             }
         }
     }

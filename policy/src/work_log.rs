@@ -186,6 +186,9 @@ impl WorkLog {
         if let Some(layer) = gauge.awaited_layer() {
             return Some(LongActivity::AwaitingIslands { layer });
         }
+        if let Some(step) = gauge.awaited_step() {
+            return Some(LongActivity::AwaitingTokens { step });
+        }
         let CheckpointWriteProgress { version, under_way, done } = self.writing.as_ref()?;
         let total = done + under_way.iter().map(|piece| piece.length).sum::<u64>();
         Some(LongActivity::Writing { version: *version, done: Bytes(*done), total: Bytes(total) })
@@ -314,6 +317,20 @@ mod tests {
         assert_eq!(WorkLog::default().activity(&gauge), Some(expected));
         gauge.set_awaited_layer(None);
         assert_eq!(WorkLog::default().activity(&gauge), None);
+    }
+
+    #[test]
+    fn a_step_that_waits_for_tokens_is_an_activity_and_what_no_node_has_goes_before() {
+        let (mut log, gauge) = (WorkLog::default(), DeviceGauge::default());
+        gauge.set_awaited_step(Some(Step(0)));
+        assert_eq!(log.activity(&gauge), Some(LongActivity::AwaitingTokens { step: Step(0) }));
+        assert_eq!(log.handle_tick(&gauge, false, 0).progress, None, "bytes that come are");
+        let hash = Digest([7; 32]);
+        log.note_missing(Some(hash));
+        assert_eq!(log.activity(&gauge), Some(LongActivity::AwaitingData { hash }));
+        log.note_missing(None);
+        gauge.set_awaited_step(None);
+        assert_eq!(log.activity(&gauge), None);
     }
 
     #[test]

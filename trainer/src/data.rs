@@ -130,6 +130,26 @@ pub trait BatchSource {
 
     /// A microbatch of held-out text, or `None` beyond the last.
     fn held_out(&self, index: u32) -> Option<TokenBatch>;
+
+    /// Number of microbatches of held-out text, counted up to `max`.
+    fn held_out_count(&self, max: u32) -> u32 {
+        (0..max).take_while(|index| self.held_out(*index).is_some()).count() as u32
+    }
+
+    /// Whether a stage reads batches that neither embeds tokens nor compares them with its logits.
+    fn is_read_by_all_stages(&self) -> bool {
+        true
+    }
+
+    /// Whether all that a step reads is here. That of some sources arrives while a run goes on.
+    fn has_step(&self, _step: Step) -> bool {
+        true
+    }
+
+    /// Whether all held-out text that is read is here.
+    fn has_held_out(&self) -> bool {
+        true
+    }
 }
 
 impl<S: BatchSource + ?Sized> BatchSource for &S {
@@ -144,6 +164,22 @@ impl<S: BatchSource + ?Sized> BatchSource for &S {
     fn held_out(&self, index: u32) -> Option<TokenBatch> {
         (**self).held_out(index)
     }
+
+    fn held_out_count(&self, max: u32) -> u32 {
+        (**self).held_out_count(max)
+    }
+
+    fn is_read_by_all_stages(&self) -> bool {
+        (**self).is_read_by_all_stages()
+    }
+
+    fn has_step(&self, step: Step) -> bool {
+        (**self).has_step(step)
+    }
+
+    fn has_held_out(&self) -> bool {
+        (**self).has_held_out()
+    }
 }
 
 impl<S: BatchSource + ?Sized> BatchSource for std::sync::Arc<S> {
@@ -157,5 +193,21 @@ impl<S: BatchSource + ?Sized> BatchSource for std::sync::Arc<S> {
 
     fn held_out(&self, index: u32) -> Option<TokenBatch> {
         (**self).held_out(index)
+    }
+
+    fn held_out_count(&self, max: u32) -> u32 {
+        (**self).held_out_count(max)
+    }
+
+    fn is_read_by_all_stages(&self) -> bool {
+        (**self).is_read_by_all_stages()
+    }
+
+    fn has_step(&self, step: Step) -> bool {
+        (**self).has_step(step)
+    }
+
+    fn has_held_out(&self) -> bool {
+        (**self).has_held_out()
     }
 }

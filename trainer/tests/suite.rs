@@ -2,6 +2,7 @@
 
 mod common;
 
+mod arriving;
 mod asynchronous;
 mod choose;
 mod columns;

@@ -326,6 +326,7 @@ impl<M: WorkerDevice> DeviceThread<M> {
         let began = Instant::now();
         self.gauge.mark_edge();
         self.gauge.set_awaited_layer(None);
+        self.gauge.set_awaited_step(None);
         let progress = runtime.run_next();
         self.gauge.mark_edge();
         if let Some(fault) = self.corpus.as_deref().and_then(TrainingData::fault) {
@@ -360,6 +361,11 @@ impl<M: WorkerDevice> DeviceThread<M> {
             Some(EngineProgress::Blocked(WaitReason::Outer { layer })) => {
                 self.gauge.work().add(1);
                 self.gauge.set_awaited_layer(Some(layer));
+                false
+            }
+            // The bytes that arrive are progress.
+            Some(EngineProgress::Blocked(WaitReason::Data { step })) => {
+                self.gauge.set_awaited_step(Some(step));
                 false
             }
             // Reported below, whichever operation met it.

@@ -11,7 +11,7 @@ use super::events::{Output, StageSetup, Stop, WaitReason};
 use super::executor::StageExecutor;
 use super::frame::PassMode;
 use super::runner::StageRunner;
-use crate::data::BatchSource;
+use crate::data::{BatchSource, TokenBatch};
 
 /// Held-out microbatches read at most: enough for the second decimal of a loss.
 pub const HELD_OUT_MAX: u32 = 64;
@@ -43,8 +43,7 @@ impl HeldOutPasses {
     /// In groups of a step's microbatches, chunk by chunk, so that no more frames wait than in a
     /// step.
     fn new<W: StageExecutor, S: BatchSource>(runner: &StageRunner<W, S>) -> Self {
-        let is_there = |index: &u32| runner.source.held_out(*index).is_some();
-        let microbatch_count = (0..HELD_OUT_MAX).take_while(is_there).count() as u32;
+        let microbatch_count = runner.source.held_out_count(HELD_OUT_MAX);
         let all: Vec<u32> = (0..microbatch_count).collect();
         let setup = &runner.setup;
         let groups = all.chunks(setup.evaluation_window() as usize);
@@ -103,6 +102,20 @@ impl StageSetup {
     }
 }
 
+/// Whether the held-out text is here that this stage reads.
+fn has_text<W: StageExecutor, S: BatchSource>(runner: &StageRunner<W, S>) -> bool {
+    let mut chunks = runner.executor.chunk_indices().into_iter();
+    !chunks.any(|chunk| runner.reads_batches(chunk)) || runner.source.has_held_out()
+}
+
+/// The batch of a pass.
+fn batch<W: StageExecutor, S: BatchSource>(runner: &StageRunner<W, S>, pass: Pass) -> TokenBatch {
+    if !runner.reads_batches(pass.chunk) {
+        return TokenBatch::default();
+    }
+    runner.source.held_out(pass.microbatch.0).expect("it was counted before")
+}
+
 impl Evaluation {
     pub(super) fn new(next: Turn, after: Step) -> Self {
         Self { next, after, passes: None, loss_sum: 0.0, token_count: 0 }
@@ -125,6 +138,9 @@ impl Evaluation {
         runner: &mut StageRunner<W, S>,
     ) -> Result<Option<Pass>, Stop> {
         let next = self.next;
+        if self.passes.is_none() && !has_text(runner) {
+            return Err(WaitReason::Data { step: next.step }.into());
+        }
         let passes = self.passes.get_or_insert_with(|| {
             runner.turn = next;
             runner.inbox.forget_before(next);
@@ -156,8 +172,7 @@ impl Evaluation {
             runner.inbox.take(runner.turn, PassMode::Evaluation, Flow::Backward, receipt);
         }
         let input = runner.inbox.take(runner.turn, PassMode::Evaluation, Flow::Forward, pass);
-        let batch = runner.source.held_out(pass.microbatch.0);
-        let batch = batch.expect("listed because it is there");
+        let batch = batch(runner, pass);
         if let Some(loss) = runner.executor.forward_only(pass, &batch, input)? {
             self.loss_sum += loss.wait()?;
             if pass.slice.0 + 1 == runner.setup.plan.program.slice_count {

@@ -271,4 +271,9 @@ pub enum WaitReason {
         /// The layer.
         layer: LayerId,
     },
+    /// Tokens that are on their way to this node.
+    Data {
+        /// The step that reads them, or the version that held-out text is read at.
+        step: Step,
+    },
 }

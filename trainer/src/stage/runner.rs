@@ -7,9 +7,9 @@ use zbelastic_consensus::mutant::{self, Mutant};
 use zbelastic_consensus::validation::Turn;
 use zbelastic_kernels::{DeviceFault, LossScale, TensorHandle};
 use zbelastic_schedule::{Compute, Flow, MemoryOp, Pass, Transfer, Window};
-use zbelastic_types::{MicrobatchIndex, SliceIndex, StageIndex, Step};
+use zbelastic_types::{ChunkIndex, SliceIndex, StageIndex, Step};
 
-use super::events::{Output, StageSetup, WaitReason};
+use super::events::{Output, StageSetup, Stop, WaitReason};
 use super::executor::StageExecutor;
 use super::frame::{Frame, PassMode};
 use super::inbox::{BoundaryFrameRefusal, FrameInbox};
@@ -143,10 +143,26 @@ impl<W: StageExecutor, S: BatchSource> StageRunner<W, S> {
         assert_eq!(accepted, Ok(()), "a frame of this stage is accepted at once");
     }
 
-    fn training_batch(&self, step: Step, microbatch: MicrobatchIndex) -> TokenBatch {
+    /// Whether a chunk of this stage reads batches.
+    pub(super) fn reads_batches(&self, chunk: ChunkIndex) -> bool {
+        let placement = self.setup.plan.placement();
+        let is_end = placement.is_first(chunk) || placement.is_last(chunk);
+        is_end || self.source.is_read_by_all_stages()
+    }
+
+    /// The batch of a pass, once all that its step reads is here.
+    fn training_batch(&self, pass: Pass) -> Result<TokenBatch, WaitReason> {
+        if !self.reads_batches(pass.chunk) {
+            return Ok(TokenBatch::default());
+        }
+        let step = self.turn.step;
         let is_again = mutant::is(Mutant::M7CursorMoves) && self.replayed.0 == step;
         let ahead = if is_again { u64::from(self.replayed.1) } else { 0 };
-        self.source.training(self.setup.batch_step(Step(step.0 + ahead)), microbatch)
+        let batch_step = self.setup.batch_step(Step(step.0 + ahead));
+        if !self.source.has_step(batch_step) {
+            return Err(WaitReason::Data { step });
+        }
+        Ok(self.source.training(batch_step, pass.microbatch))
     }
 
     /// The operand of a pass, if it comes from another chunk.
@@ -162,8 +178,8 @@ impl<W: StageExecutor, S: BatchSource> StageRunner<W, S> {
         compute: Compute,
         pass: Pass,
         losses: &mut StepLosses,
-    ) -> Result<(), DeviceFault> {
-        let batch = self.training_batch(self.turn.step, pass.microbatch);
+    ) -> Result<(), Stop> {
+        let batch = self.training_batch(pass)?;
         match compute {
             Compute::F => {
                 let input = self.take_operand(Flow::Forward, pass);
