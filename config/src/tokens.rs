@@ -57,6 +57,12 @@ pub enum TokensError {
         /// What stands behind its last equals sign.
         weight: String,
     },
+    /// A store is to be read from another machine.
+    #[error("{entry} is an address, and a store is a folder of this machine")]
+    Address {
+        /// The entry of the list.
+        entry: String,
+    },
     /// A store's manifest cannot be read.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -118,6 +124,9 @@ impl StoreShare {
     }
 
     pub(super) fn parse(entry: &str) -> Result<Self, TokensError> {
+        if entry.contains("://") {
+            return Err(TokensError::Address { entry: entry.to_owned() });
+        }
         let (folder, weight) = match split_weight(entry) {
             None => (entry, NonZeroU32::MIN),
             Some((folder, digits)) => match digits.parse() {
@@ -157,6 +166,12 @@ impl TokensError {
             Self::Weight { .. } => {
                 detail.why("weights are whole numbers from 1 on").hint("stores/a=3")
             }
+            Self::Address { .. } => detail
+                .why("its shards are mapped while a run trains, and workers fetch them from each other")
+                .hint(
+                    "copy its folder here first; or data.text with the address of the text and \
+                     data.tokenizer, as `zbelastic data prepare` reads it",
+                ),
             Self::Store(StoreError::Manifest { .. }) => detail
                 .why("a folder with a manifest.json is a store that is whole")
                 .hint("`zbelastic data prepare` makes one, and goes on with one that is not"),
@@ -176,7 +191,7 @@ impl TokensError {
 
 #[cfg(test)]
 mod tests {
-    use super::StoreShare;
+    use super::{StoreShare, TokensError};
 
     #[test]
     fn weights_stand_behind_the_last_equals_sign() {
@@ -192,6 +207,19 @@ mod tests {
         check("a=", "a=", 1);
         for entry in ["a=0", "a=4294967296"] {
             assert!(StoreShare::parse(entry).is_err(), "{entry}");
+        }
+    }
+
+    #[test]
+    fn a_store_on_another_machine_is_refused_by_name() {
+        for entry in ["s3://b/store", "gs://b/store=3", "az://c/store", "https://host/store"] {
+            let error = StoreShare::parse(entry).expect_err("an address");
+            assert!(matches!(error, TokensError::Address { .. }), "{error}");
+            let text = error.to_string();
+            assert_eq!(
+                text,
+                format!("{entry} is an address, and a store is a folder of this machine")
+            );
         }
     }
 }

@@ -98,6 +98,7 @@ impl ConfigBuilder<'_> {
             TokensError::BytePacking => Key::Packing,
             TokensError::BesideText
             | TokensError::Weight { .. }
+            | TokensError::Address { .. }
             | TokensError::Store(_)
             | TokensError::OtherTokenizer { .. }
             | TokensError::Vocabulary { .. } => Key::Tokens,
