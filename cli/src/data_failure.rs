@@ -219,7 +219,9 @@ pub fn of_store(error: &StoreError) -> CommandFailure {
     let damaged = "the token store is damaged";
     match error {
         StoreError::Io { .. } => CommandFailure::usage("the token store", vec![detail]),
-        StoreError::Range { .. } => failure(FailureCode::Internal, damaged, detail),
+        StoreError::Range { .. } | StoreError::Absent { .. } => {
+            failure(FailureCode::Internal, damaged, detail)
+        }
         StoreError::Manifest { .. }
         | StoreError::Content { .. }
         | StoreError::Length { .. }

@@ -7,6 +7,7 @@
 //! reads a text; a mixture of one source is read in the very same order.
 
 use std::num::NonZeroU32;
+use std::ops::Range;
 
 use zbelastic_trainer::data::Permutation;
 use zbelastic_trainer::model::MicrobatchShape;
@@ -176,6 +177,24 @@ impl WindowCursor {
         WindowAddress { source, epoch, window: order.at(read % training) }
     }
 
+    /// The sources and first ids of all windows of a step.
+    pub fn step_windows(&self, step: Step) -> impl Iterator<Item = (usize, u64)> {
+        let microbatches = (0..self.config.microbatch_count).map(MicrobatchIndex);
+        microbatches.flat_map(move |microbatch| self.microbatch_windows(step, microbatch))
+    }
+
+    /// The sources and first ids of the windows of a microbatch, one a sequence.
+    pub fn microbatch_windows(
+        &self,
+        step: Step,
+        microbatch: MicrobatchIndex,
+    ) -> impl Iterator<Item = (usize, u64)> {
+        (0..self.config.shape.sequences).map(move |sequence| {
+            let address = self.window(step, microbatch, sequence);
+            (address.source, self.first_token(address))
+        })
+    }
+
     /// The shape of the microbatches that are read.
     #[must_use]
     pub fn shape(&self) -> MicrobatchShape {
@@ -192,6 +211,24 @@ impl WindowCursor {
     #[must_use]
     pub fn training_windows(&self, source: usize) -> u64 {
         self.sources[source].training
+    }
+
+    /// The ids of source `source` that are trained on.
+    #[must_use]
+    pub fn training_tokens(&self, source: usize) -> Range<u64> {
+        0..self.training_windows(source) * self.config.shape.sequence_len as u64 + 1
+    }
+
+    /// Windows of a step.
+    #[must_use]
+    pub fn windows_per_step(&self) -> u64 {
+        self.config.shape.sequences as u64 * u64::from(self.config.microbatch_count)
+    }
+
+    /// Windows of all sources that are trained on in an epoch.
+    #[must_use]
+    pub fn windows_per_epoch(&self) -> u64 {
+        self.sources.iter().map(|source| source.training).sum()
     }
 
     /// Windows that are held out, of all sources.

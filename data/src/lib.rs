@@ -23,6 +23,7 @@ pub mod cursor;
 pub mod document;
 pub mod encode;
 pub mod mixture;
+pub mod prefetch;
 pub mod prepare;
 pub mod show;
 pub mod source;

@@ -6,6 +6,7 @@
 mod layout;
 mod manifest;
 mod mapped_shard;
+mod present_chunks;
 mod shard_writer;
 
 pub use manifest::{MANIFEST_NAME, ManifestFault, ShardRecord, StoreManifest, shard_name};
@@ -18,9 +19,12 @@ use std::io::{self, Read};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use crate::checked_json::CheckedJsonError;
+use layout::ShardLayout;
 use mapped_shard::MappedShard;
+use present_chunks::chunks_of;
 
 /// Bytes of a file that are hashed at once; a multiple of an id's.
 const HASH_BYTES: u64 = 1 << 20;
@@ -36,8 +40,10 @@ const READ_PAGES_BYTES: u64 = 4 * (64 << 10);
 #[derive(Debug)]
 pub struct TokenStore {
     manifest: StoreManifest,
-    /// Mapped shards, each with the number of its first id and of its first document.
+    /// Shards, each with the number of its first id and of its first document.
     shards: Vec<PlacedShard>,
+    /// Bytes of a chunk of a shard that arrives.
+    chunk_bytes: u64,
     /// Bytes of pages that were read since they were given back last.
     resident_bytes: AtomicU64,
 }
@@ -46,7 +52,17 @@ pub struct TokenStore {
 struct PlacedShard {
     first_token: u64,
     first_document: u64,
-    shard: MappedShard,
+    /// Once its file is mapped.
+    shard: OnceLock<MappedShard>,
+}
+
+/// A chunk of a shard, by their indices in the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ShardChunk {
+    /// Index of the shard.
+    pub shard: usize,
+    /// Index of the chunk in the shard.
+    pub chunk: u64,
 }
 
 /// Why a store cannot be read.
@@ -124,6 +140,14 @@ pub enum StoreError {
         /// Tokens of the vocabulary.
         vocabulary: u32,
     },
+    /// Ids of a shard were requested that are not here yet.
+    #[error("ids {expected:?} of shard {shard} were read before they arrived")]
+    Absent {
+        /// Index of the shard.
+        shard: usize,
+        /// The ids that were requested, numbered from the beginning of the shard.
+        expected: Range<u64>,
+    },
     /// Ids beyond the last were requested.
     #[error("ids {expected:?} were requested of {found}")]
     Range {
@@ -171,22 +195,128 @@ impl TokenStore {
     /// If there are more or fewer paths than shards.
     pub fn of_shards(manifest: StoreManifest, paths: Vec<PathBuf>) -> Result<Self, StoreError> {
         assert_eq!(paths.len(), manifest.shards.len(), "each shard has a path");
+        let store = Self::arriving(manifest, u64::MAX)?;
+        for (index, path) in paths.into_iter().enumerate() {
+            store.map_whole(index, path)?;
+        }
+        if let Some(last) = store.shards.last().and_then(|placed| placed.shard.get()) {
+            last.check_last_document_ends()?;
+        }
+        Ok(store)
+    }
+
+    /// A store of which no shard is here yet; shards arrive in chunks of so many bytes.
+    ///
+    /// # Errors
+    /// If the manifest contradicts itself.
+    pub fn arriving(manifest: StoreManifest, chunk_bytes: u64) -> Result<Self, StoreError> {
         manifest
             .check()
             .map_err(|source| StoreError::Content { path: MANIFEST_NAME.into(), source })?;
         let mut shards = Vec::new();
         let mut first_token = 0;
         let mut first_document = 0;
-        for (record, path) in manifest.shards.iter().zip(paths) {
-            let shard = MappedShard::open(path, record, manifest.vocabulary)?;
-            shards.push(PlacedShard { first_token, first_document, shard });
+        for record in &manifest.shards {
+            shards.push(PlacedShard { first_token, first_document, shard: OnceLock::new() });
             first_token += record.tokens;
             first_document += record.documents;
         }
-        if let Some(last) = shards.last() {
-            last.shard.check_last_document_ends()?;
+        Ok(Self { manifest, shards, chunk_bytes, resident_bytes: AtomicU64::new(0) })
+    }
+
+    /// Maps a shard that is whole, unless it is mapped.
+    ///
+    /// # Errors
+    /// If it cannot be mapped, or has another length.
+    pub fn map_whole(&self, shard: usize, path: PathBuf) -> Result<(), StoreError> {
+        let record = &self.manifest.shards[shard];
+        let mapped = MappedShard::open(path, record, self.manifest.vocabulary)?;
+        let _ = self.shards[shard].shard.set(mapped);
+        Ok(())
+    }
+
+    /// Maps the file of a shard that arrives, unless the shard is mapped. None of its chunks counts as
+    /// here before [`Self::note_chunk`].
+    ///
+    /// # Errors
+    /// If it cannot be mapped, or has another length.
+    pub fn map_arriving(
+        &self,
+        shard: usize,
+        file: Arc<File>,
+        path: PathBuf,
+    ) -> Result<(), StoreError> {
+        let record = &self.manifest.shards[shard];
+        let vocabulary = self.manifest.vocabulary;
+        let mapped = MappedShard::arriving((file, path), record, vocabulary, self.chunk_bytes)?;
+        let _ = self.shards[shard].shard.set(mapped);
+        Ok(())
+    }
+
+    /// Whether the file of a shard is mapped.
+    #[must_use]
+    pub fn is_mapped(&self, shard: usize) -> bool {
+        self.shards[shard].shard.get().is_some()
+    }
+
+    /// A chunk was written to the file of its shard, behind a comparison with its hash.
+    pub fn note_chunk(&self, ShardChunk { shard, chunk }: ShardChunk) {
+        if let Some(mapped) = self.shards[shard].shard.get() {
+            mapped.note_chunk(chunk);
         }
-        Ok(Self { manifest, shards, resident_bytes: AtomicU64::new(0) })
+    }
+
+    /// Whether a chunk is here.
+    #[must_use]
+    pub fn has_chunk(&self, ShardChunk { shard, chunk }: ShardChunk) -> bool {
+        self.shards[shard].shard.get().is_some_and(|mapped| mapped.has_chunk(chunk))
+    }
+
+    /// Whether all chunks of a shard are here.
+    #[must_use]
+    pub fn has_shard(&self, shard: usize) -> bool {
+        let length = self.manifest.shard_bytes().nth(shard).unwrap_or(0);
+        let mut chunks = 0..length.div_ceil(self.chunk_bytes);
+        chunks.all(|chunk| self.has_chunk(ShardChunk { shard, chunk }))
+    }
+
+    /// All chunks, in the order of the ids.
+    pub fn chunks(&self) -> impl Iterator<Item = ShardChunk> {
+        let lengths = self.manifest.shard_bytes().enumerate();
+        lengths.flat_map(|(shard, length)| {
+            let chunks = 0..length.div_ceil(self.chunk_bytes);
+            chunks.map(move |chunk| ShardChunk { shard, chunk })
+        })
+    }
+
+    /// The chunks that a read of these ids touches.
+    pub fn chunks_of(&self, tokens: Range<u64>) -> impl Iterator<Item = ShardChunk> {
+        self.shards_of(tokens).flat_map(|(shard, tokens)| {
+            let record = &self.manifest.shards[shard];
+            let layout = ShardLayout::of(record, self.manifest.vocabulary);
+            let chunks = layout.bytes_of(&tokens).map(|bytes| chunks_of(&bytes, self.chunk_bytes));
+            chunks.into_iter().flatten().map(move |chunk| ShardChunk { shard, chunk })
+        })
+    }
+
+    /// Whether all is here that a read of these ids touches.
+    #[must_use]
+    pub fn has(&self, tokens: Range<u64>) -> bool {
+        self.shards_of(tokens).all(|(shard, tokens)| {
+            self.shards[shard].shard.get().is_some_and(|mapped| mapped.has(&tokens))
+        })
+    }
+
+    /// The shards that these ids lie in, each with its part of them, numbered from its first.
+    fn shards_of(&self, tokens: Range<u64>) -> impl Iterator<Item = (usize, Range<u64>)> {
+        let after = self.shards.partition_point(|placed| placed.first_token <= tokens.start);
+        let first = after.saturating_sub(1);
+        let placed = self.shards.iter().zip(&self.manifest.shards).enumerate().skip(first);
+        let placed = placed.take_while(move |(_, (placed, _))| placed.first_token < tokens.end);
+        placed.map(move |(shard, (placed, record))| {
+            let start = tokens.start.max(placed.first_token) - placed.first_token;
+            (shard, start..(tokens.end - placed.first_token).min(record.tokens))
+        })
     }
 
     /// The content of the store.
@@ -220,20 +350,21 @@ impl TokenStore {
     /// the bytes that were read so far, of [`Self::shard_bytes`].
     pub fn shard_faults(&self, mut on_bytes: impl FnMut(u64)) -> impl Iterator<Item = StoreError> {
         let pairs = self.shards.iter().zip(&self.manifest.shards);
+        let mapped = pairs.filter_map(|(placed, record)| Some((placed.shard.get()?, record)));
         let mut read = 0;
-        pairs.filter_map(move |(placed, record)| {
+        mapped.filter_map(move |(shard, record)| {
             let mut count = |bytes| {
                 read += bytes;
                 on_bytes(read);
             };
-            placed.shard.verify(record, &mut count).err()
+            shard.verify(record, &mut count).err()
         })
     }
 
     /// Bytes of all shards.
     #[must_use]
     pub fn shard_bytes(&self) -> u64 {
-        self.shards.iter().map(|placed| placed.shard.bytes()).sum()
+        self.manifest.shard_bytes().sum()
     }
 
     /// Reads ids with their documents and loss mask.
@@ -246,16 +377,16 @@ impl TokenStore {
             return Err(StoreError::Range { expected: tokens, found: self.tokens() });
         }
         let mut span = TokenSpan::default();
-        let first = self.shards.partition_point(|placed| placed.first_token <= tokens.start);
-        for placed in &self.shards[first.saturating_sub(1)..] {
-            if placed.first_token >= tokens.end {
-                break;
-            }
-            placed.shard.check_length()?;
-            let start = tokens.start.max(placed.first_token) - placed.first_token;
-            let end = (tokens.end - placed.first_token).min(placed.shard.tokens());
-            placed.shard.read(start..end, placed.first_document, &mut span)?;
-            self.note_read((end - start) * layout::id_bytes(self.manifest.vocabulary));
+        for (shard, tokens) in self.shards_of(tokens) {
+            let placed = &self.shards[shard];
+            let mapped = placed.shard.get().filter(|mapped| mapped.has(&tokens));
+            let Some(mapped) = mapped else {
+                return Err(StoreError::Absent { shard, expected: tokens });
+            };
+            mapped.check_length()?;
+            let bytes = (tokens.end - tokens.start) * layout::id_bytes(self.manifest.vocabulary);
+            mapped.read(tokens, placed.first_document, &mut span)?;
+            self.note_read(bytes);
         }
         Ok(span)
     }
@@ -265,28 +396,27 @@ impl TokenStore {
         let more = bytes + READ_PAGES_BYTES;
         if self.resident_bytes.fetch_add(more, Ordering::Relaxed) + more > RESIDENT_BYTES_MAX {
             self.resident_bytes.store(0, Ordering::Relaxed);
-            self.shards.iter().for_each(|placed| placed.shard.release());
+            let mapped = self.shards.iter().filter_map(|placed| placed.shard.get());
+            mapped.for_each(MappedShard::release);
         }
     }
 }
 
-/// A store with this content in one of the folders, if its shards are sound. Of each shard that is
-/// hashed for that `on_bytes` gets the bytes, piece by piece.
-pub fn find_store(
+/// The path of a shard in a store with this content in one of the folders, if the shard is sound.
+/// `on_bytes` gets the bytes that are hashed for that, piece by piece.
+pub fn find_shard(
     manifest: &StoreManifest,
+    shard: usize,
     folders: &[String],
     on_bytes: &dyn Fn(u64),
-) -> Option<TokenStore> {
+) -> Option<PathBuf> {
     let folder = folders.iter().map(Path::new).find(|folder| {
         let is_there = folder.join(MANIFEST_NAME).exists();
         is_there && StoreManifest::read(folder).is_ok_and(|found| found == *manifest)
     })?;
-    let mut shards = manifest.shards.iter().enumerate();
-    let is_sound = shards.all(|(index, record)| {
-        let found = hash_file(&folder.join(shard_name(index)), on_bytes);
-        found.is_ok_and(|found| found == record.hash)
-    });
-    if is_sound { TokenStore::open(folder).ok() } else { None }
+    let path = folder.join(shard_name(shard));
+    let found = hash_file(&path, on_bytes);
+    found.is_ok_and(|found| found == manifest.shards[shard].hash).then_some(path)
 }
 
 /// BLAKE3 of a file of any length, read by pieces of a mebibyte; `on_bytes` gets the length of each.

@@ -48,4 +48,32 @@ impl BatchSource for TrainingData {
             Self::Stores(mixture) => mixture.held_out(index),
         }
     }
+
+    fn held_out_count(&self, max: u32) -> u32 {
+        match self {
+            Self::Text(corpus) => corpus.held_out_count(max),
+            Self::Stores(mixture) => mixture.held_out_count(max),
+        }
+    }
+
+    fn is_read_by_all_stages(&self) -> bool {
+        match self {
+            Self::Text(corpus) => corpus.is_read_by_all_stages(),
+            Self::Stores(mixture) => mixture.is_read_by_all_stages(),
+        }
+    }
+
+    fn has_step(&self, step: Step) -> bool {
+        match self {
+            Self::Text(corpus) => corpus.has_step(step),
+            Self::Stores(mixture) => mixture.has_step(step),
+        }
+    }
+
+    fn has_held_out(&self) -> bool {
+        match self {
+            Self::Text(corpus) => corpus.has_held_out(),
+            Self::Stores(mixture) => mixture.has_held_out(),
+        }
+    }
 }

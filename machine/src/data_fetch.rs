@@ -1,6 +1,11 @@
 //! Texts, weights and shards from the nodes that have them, chunk by chunk: what is sound here stays,
 //! and each other chunk comes from a node that has it sound, as [`zbelastic_policy::data`] decides.
 
+mod arriving;
+
+pub(crate) use arriving::ARRIVING;
+pub use arriving::{ArrivingData, OpenedData};
+
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -404,11 +409,16 @@ struct PartialFile(PathBuf);
 
 impl PartialFile {
     fn create(&self, length: u64) -> Result<File, DataFetchError> {
-        let folder = self.0.parent().unwrap_or(Path::new("."));
-        // Where free space is not known it is found out by writing.
-        disk_usage(folder).map_or(Ok(()), |space| space.check(Bytes(length)))?;
+        check_space(&self.0, length)?;
         Ok(whole_file::create(&self.0)?)
     }
+}
+
+/// Whether the disk of a file has room for so many bytes. Where free space is not known it is found
+/// out by writing.
+fn check_space(path: &Path, length: u64) -> Result<(), DataFetchError> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    Ok(disk_usage(folder).map_or(Ok(()), |space| space.check(Bytes(length)))?)
 }
 
 impl Drop for PartialFile {

@@ -33,6 +33,7 @@ mod renewal;
 mod requests;
 pub mod run_log;
 mod scrub;
+mod shard_fetch;
 pub mod signals;
 mod solver;
 mod start;

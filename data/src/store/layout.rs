@@ -42,4 +42,15 @@ impl ShardLayout {
             loss_mask: ends_end..file_end,
         }
     }
+
+    /// The bytes that a read of these ids touches: the ids, all ends of documents, among which
+    /// theirs are searched, and their bits of the loss mask.
+    pub(super) fn bytes_of(&self, tokens: &Range<u64>) -> [Range<usize>; 3] {
+        let start = tokens.start as usize;
+        let end = tokens.end as usize;
+        let mask_start = self.loss_mask.start + start / 8;
+        let mask_end = self.loss_mask.start + end.div_ceil(8);
+        let mask = if self.loss_mask.is_empty() { 0..0 } else { mask_start..mask_end };
+        [start * self.id_bytes..end * self.id_bytes, self.ends.clone(), mask]
+    }
 }

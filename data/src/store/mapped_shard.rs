@@ -4,11 +4,13 @@ use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use memmap2::{Advice, Mmap, UncheckedAdvice};
 
 use super::layout::{ShardLayout, file_bytes};
 use super::manifest::ShardRecord;
+use super::present_chunks::PresentChunks;
 use super::{StoreError, TokenSpan, hash_pieces};
 
 /// A shard whose length was checked.
@@ -18,6 +20,16 @@ pub(super) struct MappedShard {
     mapping: Mmap,
     layout: ShardLayout,
     vocabulary: u32,
+    /// Of a shard that arrives.
+    arriving: Option<ArrivingFile>,
+}
+
+/// A file of the length of a shard, of which some chunks are here. It is held open, since it gets
+/// another name once it is whole.
+#[derive(Debug)]
+struct ArrivingFile {
+    file: Arc<File>,
+    present: PresentChunks,
 }
 
 impl MappedShard {
@@ -26,8 +38,30 @@ impl MappedShard {
         record: &ShardRecord,
         vocabulary: u32,
     ) -> Result<Self, StoreError> {
+        let file = File::open(&path);
+        let file = file.map_err(|source| StoreError::Io { path: path.clone(), source })?;
+        Self::map(&file, path, record, vocabulary)
+    }
+
+    /// A shard of which no chunk is here yet. Its file has its length already.
+    pub(super) fn arriving(
+        (file, path): (Arc<File>, PathBuf),
+        record: &ShardRecord,
+        vocabulary: u32,
+        chunk_bytes: u64,
+    ) -> Result<Self, StoreError> {
+        let shard = Self::map(&file, path, record, vocabulary)?;
+        let present = PresentChunks::new(shard.bytes(), chunk_bytes);
+        Ok(Self { arriving: Some(ArrivingFile { file, present }), ..shard })
+    }
+
+    fn map(
+        file: &File,
+        path: PathBuf,
+        record: &ShardRecord,
+        vocabulary: u32,
+    ) -> Result<Self, StoreError> {
         let io = |source: io::Error| StoreError::Io { path: path.clone(), source };
-        let file = File::open(&path).map_err(io)?;
         let found = file.metadata().map_err(io)?.len();
         let expected = file_bytes(record, vocabulary);
         if found != expected {
@@ -36,12 +70,29 @@ impl MappedShard {
         // SAFETY: the bytes are read as integers, of which every pattern is valid. Shards are written
         // once, under another name; a program that alters one later may change the ids that are
         // read, which `verify` and the checks of each read notice.
-        let mapping = unsafe { Mmap::map(&file) }.map_err(io)?;
+        let mapping = unsafe { Mmap::map(file) }.map_err(io)?;
         let layout = ShardLayout::of(record, vocabulary);
         // Windows lie anywhere: pages behind one that is read are not those that are read next. A
         // system that does not heed it is slower.
         let _ = mapping.advise(Advice::Random);
-        Ok(Self { path, mapping, layout, vocabulary })
+        Ok(Self { path, mapping, layout, vocabulary, arriving: None })
+    }
+
+    /// A chunk of a shard that arrives was written and compared with its hash.
+    pub(super) fn note_chunk(&self, chunk: u64) {
+        if let Some(arriving) = &self.arriving {
+            arriving.present.set(chunk);
+        }
+    }
+
+    pub(super) fn has_chunk(&self, chunk: u64) -> bool {
+        self.arriving.as_ref().is_none_or(|arriving| arriving.present.has(chunk))
+    }
+
+    /// Whether all is here that a read of these ids touches.
+    pub(super) fn has(&self, tokens: &Range<u64>) -> bool {
+        let Some(ArrivingFile { present, .. }) = &self.arriving else { return true };
+        self.layout.bytes_of(tokens).iter().all(|bytes| present.has_bytes(bytes))
     }
 
     /// Gives the memory of pages that were read back to the system; they are read again when they
@@ -56,7 +107,10 @@ impl MappedShard {
     /// process.
     pub(super) fn check_length(&self) -> Result<(), StoreError> {
         let path = || self.path.clone();
-        let found = fs::metadata(&self.path);
+        let found = match &self.arriving {
+            Some(arriving) => arriving.file.metadata(),
+            None => fs::metadata(&self.path),
+        };
         let found = found.map_err(|source| StoreError::Io { path: path(), source })?.len();
         let expected = self.mapping.len() as u64;
         if found != expected {

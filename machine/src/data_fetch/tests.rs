@@ -1,6 +1,7 @@
 //! Nodes as folders with bulk lanes between them, and data in them that rotted.
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::FileExt;
 
 use tokio::io::{DuplexStream, ReadHalf, WriteHalf, duplex, split};
 use zbelastic_transport::BulkBody;
@@ -63,14 +64,7 @@ impl Folders {
 
     /// What a node does that finds its data missing or damaged. Yields the nodes that it names.
     async fn mend(&self, node: u64, name: DataName) -> Result<Vec<u64>, DataFetchError> {
-        let others = self.0.keys().copied().filter(|other| other.0 != node);
-        let holders: Vec<NodeId> = others.collect();
-        let key = |part| [&[part][..], &name.hash.0].concat();
-        let keys = DataKeys { bytes: key(BYTES), hashes: key(HASHES) };
-        let path = self.path(node, name);
-        let progress = WorkCounter::default();
-        let wanted = WantedData { name, keys, path, connections: self, holders, progress };
-        Ok(wanted.keep().await?.into_iter().map(|node| node.0).collect())
+        Ok(self.wanted(node, name).keep().await?.into_iter().map(|node| node.0).collect())
     }
 
     fn is_sound(&self, node: u64, data: &[u8]) -> bool {
@@ -201,4 +195,89 @@ fn what_is_not_whole_leaves_nothing_and_what_has_no_space_is_not_begun() {
     assert_eq!(fs::read(&partial.0).expect("there"), b"\0\0\0\0half");
     drop(partial);
     assert_eq!(fs::read_dir(folder.path()).expect("readable").count(), 0);
+}
+
+/// What a node has of data that it opened, fetched chunk by chunk.
+struct Arriving {
+    opened: ArrivingData,
+    written: Arc<std::sync::Mutex<Vec<u64>>>,
+}
+
+impl Folders {
+    fn wanted(&self, node: u64, name: DataName) -> WantedData<'_, Self> {
+        let others = self.0.keys().copied().filter(|other| other.0 != node);
+        let key = |part| [&[part][..], &name.hash.0].concat();
+        WantedData {
+            name,
+            keys: DataKeys { bytes: key(BYTES), hashes: key(HASHES) },
+            path: self.path(node, name),
+            connections: self,
+            holders: others.collect(),
+            progress: WorkCounter::default(),
+        }
+    }
+
+    async fn open_data(&self, node: u64, name: DataName) -> Arriving {
+        match self.wanted(node, name).open().await.expect("another node has it").0 {
+            OpenedData::Arriving(opened) => Arriving { opened, written: Arc::default() },
+            OpenedData::Whole => panic!("nothing was fetched"),
+        }
+    }
+
+    async fn fetch_chunks(&self, node: u64, name: DataName, arriving: &Arriving, chunks: &[u64]) {
+        let written = arriving.written.clone();
+        let on_chunk = move |chunk| written.lock().expect("no panic").push(chunk);
+        let wanted = self.wanted(node, name);
+        let fetched = wanted.fetch_chunks(&arriving.opened, chunks.to_vec(), on_chunk).await;
+        fetched.expect("each chunk is sound somewhere");
+    }
+}
+
+#[tokio::test]
+async fn chunks_arrive_in_the_order_of_requests_and_the_file_gets_its_name_when_all_are_here() {
+    let data = data(4);
+    let name = DataName::of(&data);
+    let folders = Folders::of(3);
+    folders.put(1, &data, &[2]);
+    folders.put(2, &data, &[0]);
+    let arriving = folders.open_data(3, name).await;
+    assert_eq!(arriving.opened.found(), [0_u64; 0]);
+    folders.fetch_chunks(3, name, &arriving, &[2]).await;
+    let (file, part) = arriving.opened.file();
+    let mut bytes = vec![0; CHUNK_BYTES];
+    file.read_exact_at(&mut bytes, 2 * CHUNK_BYTES as u64).expect("as long as the data");
+    assert_eq!(bytes, data[2 * CHUNK_BYTES..3 * CHUNK_BYTES]);
+    assert!(!folders.path(3, name).exists() && part.exists());
+    // The process is started again, and goes on with what is there.
+    drop(arriving);
+    let arriving = folders.open_data(3, name).await;
+    assert_eq!(arriving.opened.found(), [2]);
+    folders.fetch_chunks(3, name, &arriving, &[0, 1]).await;
+    folders.fetch_chunks(3, name, &arriving, &[3]).await;
+    let mut written = arriving.written.lock().expect("no panic").clone();
+    written.sort_unstable();
+    assert_eq!(written, [0, 1, 3]);
+    arriving.opened.publish().await.expect("writable");
+    assert!(folders.is_sound(3, &data));
+    let (opened, damaged) = folders.wanted(3, name).open().await.expect("it is here");
+    assert!(matches!(opened, OpenedData::Whole) && damaged.is_empty());
+    assert!(list_path(&folders.path(3, name)).exists(), "it can be fetched from here");
+}
+
+#[tokio::test]
+async fn a_chunk_that_no_node_has_leaves_the_others() {
+    let data = data(2);
+    let name = DataName::of(&data);
+    let folders = Folders::of(2);
+    folders.put(1, &data, &[1]);
+    let arriving = folders.open_data(2, name).await;
+    let wanted = folders.wanted(2, name);
+    let (sender, written) = std::sync::mpsc::channel();
+    let on_chunk = move |chunk| sender.send(chunk).expect("it is received");
+    let error = wanted.fetch_chunks(&arriving.opened, vec![0, 1], on_chunk).await;
+    let Err(DataFetchError::AllDamaged { nodes, .. }) = error else { panic!("{error:?}") };
+    assert_eq!(nodes, [NodeId(1)]);
+    assert_eq!(written.recv(), Ok(0));
+    drop(arriving);
+    assert_eq!(folders.open_data(2, name).await.opened.found(), [0]);
 }

@@ -358,8 +358,8 @@ impl WorkerNode {
             }
             WorkerCompletion::Disks(found) => self.handle_disks(found),
             WorkerCompletion::NoMember => ports.exit = Some(ProcessExit::Removed),
-            WorkerCompletion::Stores { job, fetched } => {
-                let held = self.job.handle_stores(job, *fetched, ports);
+            WorkerCompletion::Shards(round) => {
+                let held = self.job.handle_round(*round, (ports, roster));
                 held.into_iter().for_each(|command| self.execute(command));
             }
             WorkerCompletion::FetchedAgain(name, is_kept) => {

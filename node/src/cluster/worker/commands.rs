@@ -103,10 +103,10 @@ impl WorkerNode {
             let spec = load.spec.clone();
             return self.begin_job(&spec, WorkerCommand::Load(load));
         }
-        if self.job.lacks_stores(&load.plan, self.ports.me) {
+        if self.job.lacks_step(&load.plan, self.ports.me, load.turn.step) {
             let ports = (&mut self.ports, self.connections.roster());
             let command = WorkerCommand::Load(load);
-            return self.job.begin_stores(command, ports, self.data_paths.clone());
+            return self.job.await_shards(command, ports, self.data_paths.clone());
         }
         let len = |layer| self.job.layer_len(layer);
         if let Some(bytes) = held_bytes(&load.plan, self.ports.me, len) {

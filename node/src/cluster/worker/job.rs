@@ -14,6 +14,7 @@ use zbelastic_consensus::session::WorkerCommand;
 use zbelastic_data::training_data::TrainingData;
 use zbelastic_policy::held_commands::{drop_superseded, needs_data};
 use zbelastic_policy::roster::Roster;
+use zbelastic_trainer::data::BatchSource;
 use zbelastic_trainer::elastic::{StateLen, image_bytes};
 use zbelastic_trainer::model::{LayerSpec, model_layers};
 use zbelastic_types::{ClusterId, Digest, LayerId, NodeId, RunId, Step};
@@ -25,8 +26,9 @@ use zbelastic_wire::job_store::reads_tokens;
 use super::ports::{WorkerCompletion, WorkerPorts, WorkerTasks};
 use crate::cluster::data::{DamagedCopy, FetchError, FetchedJob, damaged_text, fetch_job};
 use crate::cluster::device::{DeviceInput, DeviceJob};
-use crate::cluster::kept_data::{DataRoute, FetchedStores, fetch_stores, keep_data};
+use crate::cluster::kept_data::{DataRoute, keep_data};
 use crate::cluster::process_exit::ProcessExit;
+use crate::cluster::shard_fetch::{RoundOutcome, ShardFetch, ShardRound, run_steps};
 use crate::cluster::stores::StoreLocations;
 use zbelastic_config::NoticePolicy;
 use zbelastic_kernels::Precision;
@@ -42,14 +44,18 @@ const COMMANDS_HELD_MAX: usize = 256;
 /// uploads the data waits so long for the run to go on.
 const REQUEST_AGAIN: Duration = Duration::from_secs(5);
 
-/// The job with its text and weights, which are here. Of token stores the shards are here once a
-/// stage of this node reads tokens.
+/// Time until a fetch of shards that is ahead of the steps looks again how far they are: it is ahead by
+/// as many as take longer.
+const LOOK_AHEAD: Duration = Duration::from_millis(200);
+
+/// The job with its text and weights, which are here. Shards of token stores arrive once a stage of
+/// this node reads tokens.
 pub(super) struct ActiveJob {
     pub(super) document: Arc<NamedJob>,
     /// What is trained on, as the device reads it.
     corpus: Arc<TrainingData>,
-    /// Commands that wait while the shards of its stores are fetched.
-    fetching_stores: Option<VecDeque<WorkerCommand>>,
+    /// Commands that wait until all is here that their first step reads of its stores.
+    awaiting_shards: Option<VecDeque<WorkerCommand>>,
     /// Floats of each layer's state.
     layer_lens: Vec<StateLen>,
     /// The plan that was loaded last.
@@ -156,15 +162,21 @@ impl WorkerJob {
         self.active().is_some_and(|job| of(job) == (spec.run, spec.config))
     }
 
-    /// Whether the node's stage of a plan reads stores that are not here.
-    pub(super) fn lacks_stores(&self, plan: &PlanRecord, me: NodeId) -> bool {
+    /// Whether the node's stage of a plan reads tokens in a step that are not here.
+    pub(super) fn lacks_step(&self, plan: &PlanRecord, me: NodeId, step: Step) -> bool {
         let Some(job) = self.active() else { return false };
         let TrainingData::Stores(mixture) = &*job.corpus else { return false };
-        let packing = job.document.job.config.tokens.packing;
-        !mixture.is_provided() && reads_tokens(plan, me, packing)
+        let config = &job.document.job.config;
+        // Behind the last step nothing is read but held-out text, which the stage waits for.
+        let is_read = step.0 < config.steps;
+        let step = run_steps(config).batch_step(step.0);
+        mixture.demand(step);
+        reads_tokens(plan, me, config.tokens.packing)
+            && (mixture.stores().is_empty() || is_read && !mixture.has_step(step))
     }
 
-    /// Holds a command back while the job's text or stores are fetched. Yields it if none is.
+    /// Holds a command back while the job's text or what its first step reads is fetched. Yields it if
+    /// neither is.
     ///
     /// # Errors
     /// If too many wait.
@@ -174,7 +186,7 @@ impl WorkerJob {
     ) -> Result<Option<WorkerCommand>, TooManyCommands> {
         let held = match &mut self.readiness {
             JobReadiness::Fetching(held) => held,
-            JobReadiness::Ready(ActiveJob { fetching_stores: Some(held), .. }) => held,
+            JobReadiness::Ready(ActiveJob { awaiting_shards: Some(held), .. }) => held,
             JobReadiness::Idle | JobReadiness::Ready(_) => return Ok(Some(command)),
         };
         if held.len() >= COMMANDS_HELD_MAX {
@@ -246,7 +258,7 @@ impl WorkerJob {
         let active = ActiveJob {
             document,
             corpus,
-            fetching_stores: None,
+            awaiting_shards: None,
             layer_lens,
             plan: None,
             precopy: None,
@@ -255,66 +267,70 @@ impl WorkerJob {
         held
     }
 
-    /// Fetches the shards of the job's stores; commands wait, this one first.
-    pub(super) fn begin_stores(
+    /// A command waits for what its first step reads of the job's stores, and others behind it. The
+    /// fetch of their shards begins unless it is under way.
+    pub(super) fn await_shards(
         &mut self,
         command: WorkerCommand,
-        (ports, roster): (&mut WorkerPorts, &Roster),
+        ports: (&mut WorkerPorts, &Roster),
         local: Vec<String>,
     ) {
-        let holders = ports.holders(roster);
         let Some(job) = self.active_mut() else { return };
-        job.fetching_stores = Some([command].into());
-        let document = job.document.clone();
-        let route = route(holders, ports.work_log.pieces().clone(), &ports.tasks);
-        ports.journal.log("the shards of its token stores are fetched".to_owned());
-        ports.tasks.spawn(async move {
-            let fetched = fetch_stores(&document.job.stores, &route, &local).await;
-            WorkerCompletion::Stores { job: document.name, fetched: Box::new(fetched) }
-        });
+        job.awaiting_shards = Some([command].into());
+        if matches!(&*job.corpus, TrainingData::Stores(mixture) if mixture.stores().is_empty()) {
+            match ShardFetch::begin(job.document.clone(), job.corpus.clone(), local) {
+                Ok(fetch) => {
+                    let text = "the shards of its token stores are fetched";
+                    ports.0.journal.log(text.to_owned());
+                    spawn_round(fetch, ports, Duration::ZERO);
+                }
+                Err(error) => ports.0.exit = Some(ProcessExit::Lost(error.to_string())),
+            }
+        }
     }
 
-    /// The shards of a job's stores were fetched, or not. Yields the commands that waited for them.
-    pub(super) fn handle_stores(
+    /// A round of the fetch of shards is over. The next one follows unless all are here, or the job is
+    /// over. Yields the commands that waited: one whose step still lacks something waits again.
+    pub(super) fn handle_round(
         &mut self,
-        name: Digest,
-        fetched: Result<FetchedStores, FetchError>,
-        ports: &mut WorkerPorts,
+        round: ShardRound,
+        (ports, roster): (&mut WorkerPorts, &Roster),
     ) -> VecDeque<WorkerCommand> {
-        let Some(job) = self.active_mut().filter(|job| job.document.name == name) else {
+        let ShardRound { mut fetch, damaged, outcome } = round;
+        let Some(job) = self.active_mut().filter(|job| fetch.is_of(&job.corpus)) else {
             return VecDeque::new();
         };
-        if request_later(fetched.as_ref().err(), ports) {
-            return VecDeque::new();
-        }
-        let held = job.fetching_stores.take().unwrap_or_default();
-        let FetchedStores { stores, damaged } = match fetched {
-            Ok(fetched) => fetched,
-            // As for a text: what waited is dropped, and a later plan fetches them again.
-            Err(error) => {
-                ports.journal.warn(format!("the token stores cannot be read: {error}"));
-                return VecDeque::new();
-            }
-        };
-        if let TrainingData::Stores(mixture) = &*job.corpus {
-            mixture.provide(stores);
-        }
+        let mut held = job.awaiting_shards.take().unwrap_or_default();
+        drop_superseded(&mut held);
         report_damaged(damaged, ports);
+        let failure = outcome.as_ref().err();
+        if fetch.note_failure(failure.map(ToString::to_string)) {
+            let why = failure.expect("it failed");
+            ports.journal.warn(format!("shards of its token stores: {why}"));
+        }
+        // What no node has is missed once a step waits for it.
+        let is_awaited = !held.is_empty() || ports.device.gauge().awaited_step().is_some();
+        let missing = failure.and_then(FetchError::missing).filter(|_| is_awaited);
+        ports.work_log.note_missing(missing);
+        let pause = match outcome {
+            Ok(RoundOutcome::Whole) => {
+                ports.journal.log("all shards of its token stores are here".to_owned());
+                return held;
+            }
+            Ok(RoundOutcome::Fetched) => Duration::ZERO,
+            Ok(RoundOutcome::Ahead) => LOOK_AHEAD,
+            Err(_) => REQUEST_AGAIN,
+        };
+        spawn_round(fetch, (ports, roster), pause);
         held
     }
 
     /// Data that no node had is requested again, by the first of the commands that waited for it, if
     /// one of them still needs it.
     pub(super) fn take_held(&mut self, ports: &mut WorkerPorts) -> VecDeque<WorkerCommand> {
-        let mut held = match &mut self.readiness {
-            JobReadiness::Idle => return VecDeque::new(),
-            JobReadiness::Fetching(held) => {
-                let held = std::mem::take(held);
-                self.readiness = JobReadiness::Idle;
-                held
-            }
-            JobReadiness::Ready(job) => job.fetching_stores.take().unwrap_or_default(),
-        };
+        let JobReadiness::Fetching(held) = &mut self.readiness else { return VecDeque::new() };
+        let mut held = std::mem::take(held);
+        self.readiness = JobReadiness::Idle;
         drop_superseded(&mut held);
         if !needs_data(&held) {
             ports.work_log.note_missing(None);
@@ -419,6 +435,16 @@ pub(super) fn fetch_again(name: DataName, holders: Vec<NodeId>, ports: &mut Work
         WorkerCompletion::FetchedAgain(name, keep_data(name, &route).await.is_ok())
     });
     true
+}
+
+/// Fetches the shards that are read next, behind a pause.
+fn spawn_round(fetch: ShardFetch, (ports, roster): (&mut WorkerPorts, &Roster), pause: Duration) {
+    let holders = ports.holders(roster);
+    let route = route(holders, ports.work_log.pieces().clone(), &ports.tasks);
+    ports.tasks.spawn(async move {
+        tokio::time::sleep(pause).await;
+        WorkerCompletion::Shards(Box::new(fetch.run_round(&route).await))
+    });
 }
 
 fn route(holders: Vec<NodeId>, progress: WorkCounter, tasks: &WorkerTasks) -> DataRoute {

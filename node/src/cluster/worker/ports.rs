@@ -6,7 +6,7 @@ use zbelastic_policy::data_fetches::DataFetches;
 use zbelastic_policy::roster::Roster;
 use zbelastic_policy::work_log::WorkLog;
 use zbelastic_trainer::runtime::RuntimeInput;
-use zbelastic_types::{Digest, NodeId};
+use zbelastic_types::NodeId;
 use zbelastic_wire::NodeMessage;
 use zbelastic_wire::document::DataName;
 
@@ -18,10 +18,10 @@ use crate::cluster::data::{FetchError, FetchedJob};
 use crate::cluster::device::{DeviceHandle, DeviceInput};
 use crate::cluster::disk_space::NodeDisks;
 use crate::cluster::journal::Journal;
-use crate::cluster::kept_data::FetchedStores;
 use crate::cluster::outbox::Outbox;
 use crate::cluster::piece_keeper::PieceFetchResult;
 use crate::cluster::process_exit::ProcessExit;
+use crate::cluster::shard_fetch::ShardRound;
 
 /// The result of work that was done beside the event loop.
 pub(super) enum WorkerCompletion {
@@ -45,13 +45,8 @@ pub(super) enum WorkerCompletion {
     RequestData,
     /// Data was fetched again, or not.
     FetchedAgain(DataName, bool),
-    /// The token stores of a job.
-    Stores {
-        /// The name of the job.
-        job: Digest,
-        /// The stores, or why there are none.
-        fetched: Box<Result<FetchedStores, FetchError>>,
-    },
+    /// A round of a fetch of shards is over.
+    Shards(Box<ShardRound>),
 }
 
 impl From<CredentialsWritten> for WorkerCompletion {
