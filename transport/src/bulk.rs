@@ -9,7 +9,7 @@
 //! The fetching side knows the length beforehand. Memory for a chunk is allocated when its bytes
 //! begin to arrive, given to the caller's sink when they are verified, and used again. Each chunk
 //! is compared with its checksum; a damaged chunk, or one that a broken stream did not bring, is
-//! requested of another holder. The checksum is the holder's own: that the bytes are those which
+//! requested of another holder. Holders may join a fetch that is under way. The checksum is the holder's own: that the bytes are those which
 //! were meant is for the caller to check, chunk by chunk ([`ChunkCheck`]) or at the end. Streams carry any number of requests, one after another,
 //! so that there is no pause between two.
 
@@ -32,6 +32,7 @@ pub use check::{CheckedChunks, CheckedFetch, ChunkCheck};
 pub use error::{BulkError, HolderError, HolderFailure};
 pub use fetch::{
     BulkFetch, FETCH_WHOLE_BYTES_MAX, HOLDERS_MAX, fetch, fetch_checked_into, fetch_into,
+    fetch_joined_into,
 };
 pub use offered::OfferedBodies;
 pub use serve::{ServeBulkError, ServeSummary, serve};

@@ -1,6 +1,7 @@
 //! The bulk lane: whole bodies from holders that come, go, send wrong bytes and stall.
 
 mod holders;
+mod joining;
 
 use std::collections::BTreeMap;
 use std::io;

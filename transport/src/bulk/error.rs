@@ -126,11 +126,10 @@ impl HolderError {
             | Self::WrongLength { .. }
             | Self::NoAnswer { .. }
             | Self::RangeRefused => HolderSetback::Final,
-            Self::Unreachable(_)
-            | Self::Damaged { .. }
-            | Self::Unsound { .. }
-            | Self::Stream(_)
-            | Self::Stalled => HolderSetback::Passing,
+            Self::Unreachable(_) | Self::Unsound { .. } | Self::Stream(_) | Self::Stalled => {
+                HolderSetback::Passing
+            }
+            Self::Damaged { .. } => HolderSetback::Damaged,
             Self::Overtaken => HolderSetback::Overtaken,
         }
     }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 use zbelastic_types::NodeId;
@@ -88,6 +88,33 @@ where
     FetchCoordinator::new(request, None)?.fetch(sink, open).await
 }
 
+/// Fetches as [`fetch_into`] does, and also from the holders that join meanwhile: those that are
+/// published in `joining`, which holds all of them so far. If every holder failed, the fetch ends:
+/// none is waited for.
+///
+/// # Errors
+/// As [`fetch_into`].
+///
+/// # Panics
+/// Outside a tokio runtime.
+pub async fn fetch_joined_into<S, O, F, R, W>(
+    request: BulkFetch,
+    joining: watch::Receiver<Vec<NodeId>>,
+    sink: S,
+    open: O,
+) -> Result<S, BulkError>
+where
+    S: ChunkSink,
+    O: Fn(NodeId) -> F,
+    F: Future<Output = io::Result<(R, W)>> + Send + 'static,
+    R: AsyncRead + Send + Unpin + 'static,
+    W: AsyncWrite + Send + Unpin + 'static,
+{
+    let mut coordinator = FetchCoordinator::new(request, None)?;
+    coordinator.joining = Some(joining);
+    coordinator.fetch(sink, open).await
+}
+
 /// Fetches some chunks of a body as [`fetch_into`] does, and compares each with what was meant: one
 /// that is another is not given to the sink, and comes from another holder.
 ///
@@ -127,6 +154,16 @@ async fn until(timeout: Option<Instant>) {
     }
 }
 
+/// Resolves when holders joined.
+async fn joined(joining: Option<&mut watch::Receiver<Vec<NodeId>>>) {
+    if let Some(holders) = joining
+        && holders.changed().await.is_ok()
+    {
+        return;
+    }
+    pending().await
+}
+
 struct FetchCoordinator {
     key: Vec<u8>,
     length: u64,
@@ -134,6 +171,8 @@ struct FetchCoordinator {
     scheduler: FetchScheduler,
     progress: Option<Arc<AtomicU64>>,
     holders: Vec<FetchHolder>,
+    /// Holders that join while the fetch is under way.
+    joining: Option<watch::Receiver<Vec<NodeId>>>,
     /// Of all holders, in order.
     failures: Vec<HolderFailure>,
     reports: mpsc::Receiver<HolderTaskReport>,
@@ -165,39 +204,56 @@ impl FetchCoordinator {
         if length > BULK_BYTES_MAX {
             return Err(BulkError::TooLong { found: length, most: BULK_BYTES_MAX });
         }
-        let mut fetch_holders: Vec<FetchHolder> = Vec::new();
-        for node in holders {
-            let is_new = fetch_holders.iter().all(|fetch_holder| fetch_holder.node != node);
-            if is_new && fetch_holders.len() < HOLDERS_MAX {
-                fetch_holders.push(FetchHolder { node, task: None });
-            }
-        }
-        if fetch_holders.is_empty() {
+        if holders.is_empty() {
             return Err(BulkError::NoHolders);
         }
         let (check, wanted) = match chunks {
             None => (None, iter::once(0..chunk_count(length)).collect()),
             Some(CheckedChunks { check, wanted }) => (Some(check), ranges_of(&wanted)),
         };
-        let scheduler = FetchScheduler::new(wanted, fetch_holders.len());
+        let scheduler = FetchScheduler::new(wanted);
         let (reporter, reports) = mpsc::channel(REPORTS_MAX);
         let began = Instant::now();
         let failures = Vec::new();
         let spare = SpareChunks::default();
-        Ok(Self {
+        let mut coordinator = Self {
             key,
             length,
             began,
             scheduler,
             progress,
-            holders: fetch_holders,
+            holders: Vec::new(),
+            joining: None,
             failures,
             reports,
             reporter,
             spare,
             check,
             unsound: BTreeSet::new(),
-        })
+        };
+        coordinator.add_holders(&holders);
+        Ok(coordinator)
+    }
+
+    /// Requests chunks of these as well, up to the most that a fetch has.
+    fn add_holders(&mut self, nodes: &[NodeId]) {
+        for node in nodes {
+            let is_new = self.holders.iter().all(|known| known.node != *node);
+            if is_new && self.holders.len() < HOLDERS_MAX {
+                self.holders.push(FetchHolder { node: *node, task: None });
+                self.scheduler.add_holder();
+            }
+        }
+    }
+
+    /// Requests chunks of the holders that have joined. Yields whether there are new ones.
+    fn add_joined(&mut self) -> bool {
+        let known = self.holders.len();
+        if let Some(joining) = &mut self.joining {
+            let nodes = joining.borrow_and_update().clone();
+            self.add_holders(&nodes);
+        }
+        self.holders.len() > known
     }
 
     async fn fetch<S, O, F, R, W>(&mut self, sink: S, open: O) -> Result<S, BulkError>
@@ -222,6 +278,9 @@ impl FetchCoordinator {
                 return sink.finish().await.map_err(BulkError::Sink);
             }
             if self.scheduler.is_hopeless() {
+                if self.add_joined() {
+                    continue;
+                }
                 return Err(self.error());
             }
             let timeout = self.scheduler.poll_timeout(now).map(|at| self.began + at);
@@ -240,6 +299,9 @@ impl FetchCoordinator {
                     if let Err(error) = ended {
                         panic::resume_unwind(error.into_panic());
                     }
+                }
+                () = joined(self.joining.as_mut()) => {
+                    self.add_joined();
                 }
                 () = until(timeout) => {}
             }

@@ -4,7 +4,8 @@
 //! ahead, so that it never waits for the next; ranges grow smaller towards the end, so that all
 //! holders end together. A holder that has nothing to do is given the chunks that a much slower one
 //! owes. No chunk is requested of two holders at once. A holder whose chunk was refused is not
-//! requested for that one again, and goes on with the others.
+//! requested for that one again, and goes on with the others; one whose chunk did not match its own
+//! checksum gets no more ranges while others are left. Holders may join a fetch under way.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
@@ -62,6 +63,9 @@ pub(super) enum HolderSetback {
     Overtaken,
     /// A failure that may not come again.
     Passing,
+    /// A chunk did not match the holder's own checksum: its memory, or the path to it, is not to be
+    /// trusted where another holder is left.
+    Damaged,
     /// A failure that would come again.
     Final,
 }
@@ -79,14 +83,18 @@ enum HolderStatus {
 }
 
 impl FetchScheduler {
-    /// A fetch of the chunks in these ranges, which do not overlap.
-    pub(super) fn new(wanted: impl IntoIterator<Item = Range<u64>>, holders: usize) -> Self {
-        assert!(holders > 0, "a fetch has a holder");
+    /// A fetch of the chunks in these ranges, which do not overlap, of no holder yet.
+    pub(super) fn new(wanted: impl IntoIterator<Item = Range<u64>>) -> Self {
         let wanted = wanted.into_iter().filter(|range| !range.is_empty());
         let missing: VecDeque<Range<u64>> = wanted.collect();
-        let holders = (0..holders).map(|_| HolderState::default()).collect();
         let expected = missing.iter().map(|range| range.end - range.start).sum();
-        Self { expected, arrived: 0, missing, holders }
+        Self { expected, arrived: 0, missing, holders: Vec::new() }
+    }
+
+    /// One more holder has the chunks, from the beginning or from now on: it gets ranges as the
+    /// others do. Its index is the number of those before it.
+    pub(super) fn add_holder(&mut self) {
+        self.holders.push(HolderState::default());
     }
 
     pub(super) fn is_done(&self) -> bool {
@@ -178,6 +186,10 @@ impl FetchScheduler {
 
     /// The chunks that `holder` owed are missing again. It is left alone for a while, or for good.
     pub(super) fn on_setback(&mut self, holder: usize, setback: HolderSetback, now: Duration) {
+        let is_other = |(index, other): (usize, &HolderState)| {
+            index != holder && other.status != HolderStatus::Excluded
+        };
+        let has_others = self.holders.iter().enumerate().any(is_other);
         let state = &mut self.holders[holder];
         // The front goes in last, so that it is requested first.
         while let Some(range) = state.ranges.pop_back() {
@@ -189,11 +201,16 @@ impl FetchScheduler {
                 state.overtaken_count += 1;
                 HolderStatus::Paused(now + pause)
             }
-            HolderSetback::Passing if state.failures + 1 < HOLDER_FAILURES_MAX => {
+            HolderSetback::Damaged if has_others => HolderStatus::Excluded,
+            HolderSetback::Passing | HolderSetback::Damaged
+                if state.failures + 1 < HOLDER_FAILURES_MAX =>
+            {
                 state.failures += 1;
                 HolderStatus::Paused(now + FAILURE_PAUSE * state.failures)
             }
-            HolderSetback::Passing | HolderSetback::Final => HolderStatus::Excluded,
+            HolderSetback::Passing | HolderSetback::Damaged | HolderSetback::Final => {
+                HolderStatus::Excluded
+            }
         };
     }
 

@@ -20,7 +20,7 @@ use super::setup::{BindError, TransportSetup};
 use super::tuning::QuicConfigs;
 use crate::bulk::{
     BulkBody, BulkError, BulkFetch, CheckedChunks, CheckedFetch, ChunkSink, fetch_checked_into,
-    fetch_into,
+    fetch_into, fetch_joined_into,
 };
 use crate::control::EnqueueOutcome;
 use crate::event::{EventQueue, TransportPath};
@@ -183,6 +183,22 @@ impl Transport {
     ) -> Result<S, BulkError> {
         let context = Arc::clone(&self.shared.context);
         fetch_into(request, sink, move |node| open_bulk(Arc::clone(&context), node)).await
+    }
+
+    /// Fetches a body from the nodes that hold it, and from those that join meanwhile, into a sink.
+    ///
+    /// # Errors
+    ///
+    /// No holder could give all of it, or the sink failed.
+    pub async fn fetch_bulk_joined<S: ChunkSink>(
+        &self,
+        request: BulkFetch,
+        joining: watch::Receiver<Vec<NodeId>>,
+        sink: S,
+    ) -> Result<S, BulkError> {
+        let context = Arc::clone(&self.shared.context);
+        let open = move |node| open_bulk(Arc::clone(&context), node);
+        fetch_joined_into(request, joining, sink, open).await
     }
 
     /// Fetches chunks of a body from the nodes that hold it, each compared with what was meant, into

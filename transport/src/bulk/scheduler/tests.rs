@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::iter;
+use std::ops::Range;
 use std::time::Duration;
 
 use proptest::prelude::*;
@@ -11,12 +12,20 @@ use super::{FetchScheduler, HOLDER_FAILURES_MAX, HolderSetback, RANGE_CHUNKS_MAX
 /// Enough for every fetch here, and an end for one that hangs.
 const ROUNDS_MAX: usize = 20_000;
 
+fn scheduler_of(wanted: impl IntoIterator<Item = Range<u64>>, holders: usize) -> FetchScheduler {
+    let mut scheduler = FetchScheduler::new(wanted);
+    (0..holders).for_each(|_| scheduler.add_holder());
+    scheduler
+}
+
 #[derive(Clone, Debug)]
 struct SimulatedHolder {
     /// Time that a chunk takes; without one, none ever arrives.
     pace: Option<Duration>,
     /// After how many chunks it fails, again and again.
     fails_after: VecDeque<u64>,
+    /// The setback of each failure.
+    setback: HolderSetback,
 }
 
 #[derive(Default)]
@@ -39,7 +48,7 @@ struct FetchSimulation {
 impl FetchSimulation {
     fn new(chunks: u64, holders: Vec<SimulatedHolder>) -> Self {
         let states = holders.iter().map(|_| SimulatedHolderState::default()).collect();
-        let scheduler = FetchScheduler::new(iter::once(0..chunks), holders.len());
+        let scheduler = scheduler_of(iter::once(0..chunks), holders.len());
         Self {
             scheduler,
             holders,
@@ -110,7 +119,8 @@ impl FetchSimulation {
         state.due = None;
         if simulated.fails_after.front() == Some(&state.given_since) {
             simulated.fails_after.pop_front();
-            self.fail(holder, HolderSetback::Passing);
+            let setback = simulated.setback;
+            self.fail(holder, setback);
             return;
         }
         let chunk = state.owed.pop_front().expect("a chunk was due");
@@ -128,17 +138,36 @@ impl FetchSimulation {
         self.scheduler.on_setback(holder, setback, self.now);
     }
 
+    /// Lets the simulated time pass until so many chunks are here.
+    fn run_until(&mut self, arrived: u64) {
+        for _ in 0..ROUNDS_MAX {
+            if self.scheduler.arrived() >= arrived {
+                return;
+            }
+            self.decide();
+            self.pass_time();
+        }
+        panic!("{arrived} chunks do not arrive in {ROUNDS_MAX} rounds");
+    }
+
+    fn join(&mut self, holder: SimulatedHolder) {
+        self.scheduler.add_holder();
+        self.holders.push(holder);
+        self.states.push(SimulatedHolderState::default());
+    }
+
     fn given(&self) -> Vec<u64> {
         self.states.iter().map(|state| state.given).collect()
     }
 }
 
 fn steady(pace_ms: u64) -> SimulatedHolder {
-    SimulatedHolder { pace: Some(Duration::from_millis(pace_ms)), fails_after: VecDeque::new() }
+    let pace = Some(Duration::from_millis(pace_ms));
+    SimulatedHolder { pace, fails_after: VecDeque::new(), setback: HolderSetback::Passing }
 }
 
 fn stalled() -> SimulatedHolder {
-    SimulatedHolder { pace: None, fails_after: VecDeque::new() }
+    SimulatedHolder { pace: None, ..steady(0) }
 }
 
 #[test]
@@ -207,7 +236,7 @@ fn a_holder_is_given_up_after_failures_in_a_row_alone() {
 
 #[test]
 fn what_failed_is_requested_first() {
-    let mut scheduler = FetchScheduler::new(iter::once(0..100), 2);
+    let mut scheduler = scheduler_of(iter::once(0..100), 2);
     let first = scheduler.poll_range(0, Duration::ZERO).unwrap();
     let second = scheduler.poll_range(0, Duration::ZERO).unwrap();
     assert_eq!((first, second), (0..8, 8..16));
@@ -221,7 +250,7 @@ fn what_failed_is_requested_first() {
 
 #[test]
 fn a_final_failure_is_final() {
-    let mut scheduler = FetchScheduler::new(iter::once(0..1), 1);
+    let mut scheduler = scheduler_of(iter::once(0..1), 1);
     scheduler.poll_range(0, Duration::ZERO).unwrap();
     scheduler.on_setback(0, HolderSetback::Final, Duration::ZERO);
     assert!(scheduler.is_hopeless() && !scheduler.is_done());
@@ -230,7 +259,7 @@ fn a_final_failure_is_final() {
 #[test]
 fn a_refused_chunk_is_for_others_and_the_holder_goes_on() {
     let now = Duration::ZERO;
-    let mut scheduler = FetchScheduler::new([2..4, 7..9], 2);
+    let mut scheduler = scheduler_of([2..4, 7..9], 2);
     assert_eq!(scheduler.expected(), 4);
     assert_eq!(scheduler.poll_range(0, now), Some(2..3));
     assert_eq!(scheduler.poll_range(0, now), Some(3..4));
@@ -245,7 +274,7 @@ fn a_refused_chunk_is_for_others_and_the_holder_goes_on() {
 
 #[test]
 fn a_chunk_that_an_idle_holder_cannot_give_stays_with_the_slow_one_that_can() {
-    let mut scheduler = FetchScheduler::new(iter::once(0..1), 2);
+    let mut scheduler = scheduler_of(iter::once(0..1), 2);
     assert!(scheduler.poll_range(0, Duration::ZERO).is_some());
     scheduler.on_refused(0, 0, Duration::from_millis(1));
     let later = Duration::from_secs(1000);
@@ -256,9 +285,62 @@ fn a_chunk_that_an_idle_holder_cannot_give_stays_with_the_slow_one_that_can() {
     assert!(scheduler.is_hopeless(), "the only one that could is gone");
 }
 
+/// A layer of 300 chunks is on its way from one holder, and another one has it as well.
+#[test]
+fn a_holder_that_joins_sends_its_share_of_what_is_missing() {
+    let mut simulation = FetchSimulation::new(300, vec![steady(10)]);
+    simulation.run_until(100);
+    simulation.join(steady(10));
+    assert!(simulation.run());
+    assert_eq!(simulation.yields, 0);
+    let given = simulation.given();
+    assert!((85..=100).contains(&given[1]), "{given:?}");
+}
+
+#[test]
+fn what_a_holder_owes_that_goes_comes_from_one_that_joined() {
+    let goes =
+        SimulatedHolder { fails_after: [120].into(), setback: HolderSetback::Final, ..steady(10) };
+    let mut simulation = FetchSimulation::new(300, vec![goes]);
+    simulation.run_until(100);
+    simulation.join(steady(10));
+    assert!(simulation.run());
+    assert_eq!(simulation.given(), [120, 180]);
+}
+
+#[test]
+fn a_slow_holder_is_overtaken_by_one_that_joins() {
+    let mut simulation = FetchSimulation::new(40, vec![steady(5000)]);
+    simulation.run_until(1);
+    simulation.join(steady(10));
+    assert!(simulation.run());
+    assert!(simulation.yields > 0);
+    assert!(simulation.now < Duration::from_secs(20), "{:?}", simulation.now);
+}
+
+#[test]
+fn a_holder_that_sent_a_damaged_chunk_gets_no_more_while_another_is_left() {
+    let now = Duration::ZERO;
+    let later = Duration::from_secs(1000);
+    let mut scheduler = scheduler_of(iter::once(0..100), 2);
+    assert_eq!(scheduler.poll_range(0, now), Some(0..8));
+    assert_eq!(scheduler.poll_range(1, now), Some(8..16));
+    scheduler.on_setback(0, HolderSetback::Damaged, now);
+    assert_eq!(scheduler.poll_range(0, later), None, "the other one is left");
+    assert_eq!(scheduler.poll_range(1, later), Some(0..8), "which sends what is missing");
+    scheduler.on_setback(1, HolderSetback::Damaged, later);
+    assert!(!scheduler.is_hopeless(), "no other one is left: it may fail as often as others");
+    for failures in 1..HOLDER_FAILURES_MAX {
+        let at = later * (failures + 1);
+        assert!(scheduler.poll_range(1, at).is_some());
+        scheduler.on_setback(1, HolderSetback::Damaged, at);
+    }
+    assert!(scheduler.is_hopeless());
+}
+
 #[test]
 fn nothing_is_done_at_once() {
-    assert!(FetchScheduler::new(iter::once(0..0), 1).is_done());
+    assert!(scheduler_of(iter::once(0..0), 1).is_done());
 }
 
 fn any_holder() -> impl Strategy<Value = SimulatedHolder> {
@@ -267,7 +349,12 @@ fn any_holder() -> impl Strategy<Value = SimulatedHolder> {
         5 => (0_u64..3000).prop_map(|pace| Some(Duration::from_millis(pace))),
     ];
     let fails_after = prop::collection::vec_deque(0_u64..5, 0..12);
-    (pace, fails_after).prop_map(|(pace, fails_after)| SimulatedHolder { pace, fails_after })
+    let setback = prop_oneof![Just(HolderSetback::Passing), Just(HolderSetback::Damaged)];
+    (pace, fails_after, setback).prop_map(|(pace, fails_after, setback)| SimulatedHolder {
+        pace,
+        fails_after,
+        setback,
+    })
 }
 
 proptest! {
