@@ -1,9 +1,15 @@
-//! The layers that a worker requested of others. What nobody requested is not fetched: a member that
-//! offers one layer after the other fills no memory and no line.
+//! The layers that a worker requested of others, and which of those that offer one send it. What
+//! nobody requested is not fetched: a member that offers one layer after the other fills no memory
+//! and no line.
 
 use std::collections::BTreeMap;
 
 use zbelastic_types::{Generation, LayerId, NodeId, Step};
+
+/// The most nodes that join fetches under way, of all layers together. Each has a chunk of 1 MiB in
+/// hand and another that waits for the fetch: 32 MiB of the 128 MiB that a move may take beside the
+/// plan (record 85).
+pub const JOINED_MAX: usize = 16;
 
 /// A layer as it is requested, and offered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -28,12 +34,25 @@ pub struct UnrequestedLayer {
     pub generation: Generation,
 }
 
-/// The requests that wait for an offer. There are as many as this worker's runtime makes for one plan:
-/// earlier plans' are dropped when one begins.
+/// The part in a fetch of a node that offers a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OfferUse {
+    /// It is the first one: the layer is fetched from it.
+    First,
+    /// The layer is on its way from others, and it sends chunks of it as well.
+    Joins,
+    /// The layer is on its way, and it sends none: it does already, or [`JOINED_MAX`] nodes do.
+    Unused,
+}
+
+/// The requests that wait for an offer, and the layers that are on their way. There are as many as
+/// this worker's runtime requests for one plan: earlier plans' are dropped when one begins.
 #[derive(Debug, Default)]
 pub struct LayerRequests {
     /// How often each was requested without an offer since. A request is repeated when none came.
     waiting: BTreeMap<(NodeId, LayerRequest), u32>,
+    /// The nodes that send each layer, by the version that they offered; the first began the fetch.
+    sending: BTreeMap<(LayerRequest, Step), Vec<NodeId>>,
 }
 
 impl LayerRequests {
@@ -43,11 +62,16 @@ impl LayerRequests {
         *count = count.saturating_add(1);
     }
 
-    /// A node offers a layer, which answers one request.
+    /// A node offers a layer at a version, which answers one request. Yields its part in the fetch.
     ///
     /// # Errors
     /// If no request to it waits for that layer.
-    pub fn answer(&mut self, node: NodeId, offered: LayerRequest) -> Result<(), UnrequestedLayer> {
+    pub fn answer(
+        &mut self,
+        node: NodeId,
+        offered: LayerRequest,
+        version: Step,
+    ) -> Result<OfferUse, UnrequestedLayer> {
         let LayerRequest { generation, layer, .. } = offered;
         let unrequested = UnrequestedLayer { node, layer, generation };
         let count = self.waiting.get_mut(&(node, offered)).ok_or(unrequested)?;
@@ -55,12 +79,31 @@ impl LayerRequests {
         if *count == 0 {
             self.waiting.remove(&(node, offered));
         }
-        Ok(())
+        let joined: usize = self.sending.values().map(|nodes| nodes.len() - 1).sum();
+        let Some(nodes) = self.sending.get_mut(&(offered, version)) else {
+            self.sending.insert((offered, version), vec![node]);
+            return Ok(OfferUse::First);
+        };
+        if nodes.contains(&node) || joined >= JOINED_MAX {
+            return Ok(OfferUse::Unused);
+        }
+        nodes.push(node);
+        Ok(OfferUse::Joins)
     }
 
-    /// A plan begins: requests for those before it are dropped.
-    pub fn clear_before(&mut self, generation: Generation) {
+    /// The fetch of a layer ended. If the layer `is_here`, later offers of it are unrequested; but not
+    /// where it is requested ahead: what is offered then is held until it was read.
+    pub fn finish(&mut self, request: LayerRequest, version: Step, is_here: bool) {
+        self.sending.remove(&(request, version));
+        if is_here && request.version.is_some() {
+            self.waiting.retain(|(_, waiting), _| *waiting != request);
+        }
+    }
+
+    /// A plan begins: requests for those before it are dropped, and what is on its way is for none.
+    pub fn begin_plan(&mut self, generation: Generation) {
         self.waiting.retain(|(_, request), _| request.generation >= generation);
+        self.sending.clear();
     }
 }
 
@@ -68,13 +111,20 @@ impl LayerRequests {
 mod tests {
     use zbelastic_types::{Generation, LayerId, NodeId, Step};
 
-    use super::{LayerRequest, LayerRequests, UnrequestedLayer};
+    use super::{JOINED_MAX, LayerRequest, LayerRequests, OfferUse, UnrequestedLayer};
 
     const NODE: NodeId = NodeId(4);
+    const OTHER: NodeId = NodeId(5);
     const LAYER: LayerId = LayerId(2);
+    const VERSION: Step = Step(8);
+
+    fn of(layer: u32, version: u64) -> LayerRequest {
+        let version = Some(Step(version));
+        LayerRequest { generation: Generation(3), layer: LayerId(layer), version }
+    }
 
     fn at(version: u64) -> LayerRequest {
-        LayerRequest { generation: Generation(3), layer: LAYER, version: Some(Step(version)) }
+        of(LAYER.0, version)
     }
 
     #[test]
@@ -82,28 +132,86 @@ mod tests {
         let mut requests = LayerRequests::default();
         let generation = Generation(3);
         let refused = |node| Err(UnrequestedLayer { node, layer: LAYER, generation });
-        assert_eq!(requests.answer(NODE, at(8)), refused(NODE));
+        assert_eq!(requests.answer(NODE, at(8), VERSION), refused(NODE));
         requests.record(NODE, at(8));
-        assert_eq!(requests.answer(NodeId(5), at(8)), refused(NodeId(5)));
-        assert_eq!(requests.answer(NODE, at(9)), refused(NODE), "another version");
+        assert_eq!(requests.answer(OTHER, at(8), VERSION), refused(OTHER));
+        assert_eq!(requests.answer(NODE, at(9), Step(9)), refused(NODE), "another version");
         let ahead = LayerRequest { version: None, ..at(8) };
-        assert_eq!(requests.answer(NODE, ahead), refused(NODE), "it was not requested ahead");
-        assert_eq!(requests.answer(NODE, at(8)), Ok(()));
-        assert_eq!(requests.answer(NODE, at(8)), refused(NODE), "once");
+        assert_eq!(requests.answer(NODE, ahead, VERSION), refused(NODE), "not requested ahead");
+        assert_eq!(requests.answer(NODE, at(8), VERSION), Ok(OfferUse::First));
+        assert_eq!(requests.answer(NODE, at(8), VERSION), refused(NODE), "once");
         requests.record(NODE, at(8));
         requests.record(NODE, at(8));
-        assert_eq!(requests.answer(NODE, at(8)), Ok(()));
-        assert_eq!(requests.answer(NODE, at(8)), Ok(()), "requested twice");
+        assert_eq!(requests.answer(NODE, at(8), VERSION), Ok(OfferUse::Unused), "it sends it");
+        assert_eq!(requests.answer(NODE, at(8), VERSION), Ok(OfferUse::Unused), "requested twice");
     }
 
     #[test]
-    fn a_later_plan_drops_requests() {
+    fn a_later_plan_drops_requests_and_what_is_on_its_way() {
         let mut requests = LayerRequests::default();
         requests.record(NODE, at(8));
-        requests.clear_before(Generation(3));
-        assert_eq!(requests.answer(NODE, at(8)), Ok(()));
+        requests.begin_plan(Generation(3));
+        assert_eq!(requests.answer(NODE, at(8), VERSION), Ok(OfferUse::First));
         requests.record(NODE, at(8));
-        requests.clear_before(Generation(4));
-        assert!(requests.answer(NODE, at(8)).is_err());
+        requests.begin_plan(Generation(4));
+        assert!(requests.answer(NODE, at(8), VERSION).is_err());
+        requests.record(NODE, at(8));
+        assert_eq!(requests.answer(NODE, at(8), VERSION), Ok(OfferUse::First));
+    }
+
+    #[test]
+    fn all_that_offer_a_layer_send_it_until_it_is_here() {
+        let mut requests = LayerRequests::default();
+        let late = NodeId(6);
+        [NODE, OTHER, late].into_iter().for_each(|node| requests.record(node, at(8)));
+        assert_eq!(requests.answer(NODE, at(8), VERSION), Ok(OfferUse::First));
+        assert_eq!(requests.answer(OTHER, at(8), VERSION), Ok(OfferUse::Joins));
+        requests.finish(at(8), VERSION, true);
+        assert!(requests.answer(late, at(8), VERSION).is_err(), "the layer is here");
+        requests.record(OTHER, at(8));
+        let again = requests.answer(OTHER, at(8), VERSION);
+        assert_eq!(again, Ok(OfferUse::First), "it was requested again");
+    }
+
+    #[test]
+    fn a_fetch_that_failed_begins_again_with_the_next_offer() {
+        let mut requests = LayerRequests::default();
+        [NODE, OTHER].into_iter().for_each(|node| requests.record(node, at(8)));
+        assert_eq!(requests.answer(NODE, at(8), VERSION), Ok(OfferUse::First));
+        requests.finish(at(8), VERSION, false);
+        assert_eq!(requests.answer(OTHER, at(8), VERSION), Ok(OfferUse::First));
+    }
+
+    /// Ahead of a plan whichever version is sealed is offered, and another one is another body.
+    #[test]
+    fn another_version_of_a_layer_is_fetched_by_itself() {
+        let mut requests = LayerRequests::default();
+        let ahead = LayerRequest { version: None, ..at(8) };
+        [NODE, OTHER].into_iter().for_each(|node| requests.record(node, ahead));
+        assert_eq!(requests.answer(NODE, ahead, Step(8)), Ok(OfferUse::First));
+        assert_eq!(requests.answer(OTHER, ahead, Step(9)), Ok(OfferUse::First));
+        requests.record(OTHER, ahead);
+        requests.finish(ahead, Step(8), true);
+        let later = requests.answer(OTHER, ahead, Step(10));
+        assert_eq!(later, Ok(OfferUse::First), "it is held for this one until it was read");
+    }
+
+    #[test]
+    fn so_many_nodes_join_fetches_and_no_more() {
+        let mut requests = LayerRequests::default();
+        let layers = JOINED_MAX as u32 + 1;
+        let offer = |requests: &mut LayerRequests, node, layer| {
+            requests.record(node, of(layer, 8));
+            requests.answer(node, of(layer, 8), VERSION)
+        };
+        for layer in 0..layers {
+            assert_eq!(offer(&mut requests, NODE, layer), Ok(OfferUse::First));
+        }
+        for layer in 0..layers - 1 {
+            assert_eq!(offer(&mut requests, OTHER, layer), Ok(OfferUse::Joins));
+        }
+        assert_eq!(offer(&mut requests, OTHER, layers - 1), Ok(OfferUse::Unused));
+        requests.finish(of(0, 8), VERSION, true);
+        assert_eq!(offer(&mut requests, OTHER, layers - 1), Ok(OfferUse::Joins));
     }
 }

@@ -36,6 +36,7 @@ pub mod piece;
 pub mod piece_body;
 pub mod piece_copies;
 pub mod piece_sink;
+pub mod piece_sources;
 pub mod quorum_watch;
 pub mod recent;
 pub mod renewal;

@@ -287,16 +287,33 @@ fn frames(runtime: &mut CpuWorker) -> Vec<(NodeId, PeerFrame)> {
 
 /// Worker 4 is to get what worker 1 holds, and has requested it; the answers are on their way.
 fn handover() -> (CpuWorker, Vec<PeerFrame>) {
+    let (loader, requests, answers) = handover_from(&[1]);
+    assert!(requests.iter().all(|(to, _)| *to == NodeId(1)));
+    (loader, answers)
+}
+
+/// The same from several workers, by a plan that expects the bits of worker 1: the requests, and the
+/// answers of worker 1.
+fn handover_from(sources: &[u64]) -> (CpuWorker, Vec<(NodeId, LayerId)>, Vec<PeerFrame>) {
     let mut holder_of_layers = runtime();
     let mut loader = runtime();
     holder_of_layers.handle(load(&plan(1, [1, 2, 3], LayerSource::Initial), 1)).expect("a command");
     holder_of_layers.handle(RuntimeInput::Command(WorkerCommand::Stop)).expect("a command");
     outputs(&mut holder_of_layers);
-    let second = plan(2, [4, 2, 3], LayerSource::Nodes(vec![NodeId(1)]));
+    let nodes = sources.iter().map(|node| NodeId(*node)).collect();
+    let mut second = plan(2, [4, 2, 3], LayerSource::Nodes(nodes));
+    for held in holder_of_layers.inventory() {
+        second.expected[held.layer.index()] = Some(held.digest);
+    }
     loader.handle(load(&second, 4)).expect("a command");
+    let mut requests = Vec::new();
     for (to, frame) in frames(&mut loader) {
-        assert_eq!((to, frame.sender), (NodeId(1), holder(4)));
-        holder_of_layers.handle(RuntimeInput::Peer(frame)).expect("it has the layer");
+        assert_eq!(frame.sender, holder(4));
+        let PeerBody::Fetch { layer, .. } = frame.body else { panic!("{frame:?}") };
+        requests.push((to, layer));
+        if to == NodeId(1) {
+            holder_of_layers.handle(RuntimeInput::Peer(frame)).expect("it has the layer");
+        }
     }
     let answers = frames(&mut holder_of_layers).into_iter().map(|(to, frame)| {
         assert_eq!(
@@ -306,7 +323,7 @@ fn handover() -> (CpuWorker, Vec<PeerFrame>) {
         );
         frame
     });
-    (loader, answers.collect())
+    (loader, requests, answers.collect())
 }
 
 fn is_loaded(runtime: &mut CpuWorker) -> bool {
@@ -321,6 +338,52 @@ fn a_plan_is_loaded_from_the_workers_that_hold_its_layers() {
         loader.handle(RuntimeInput::Peer(frame)).expect("it is awaited");
     }
     assert!(is_loaded(&mut loader));
+}
+
+#[test]
+fn a_layer_is_requested_of_all_workers_that_hold_it_at_once() {
+    let (mut loader, requests, answers) = handover_from(&[1, 3]);
+    let layers = |of: u64| -> Vec<LayerId> {
+        requests.iter().filter(|(to, _)| *to == NodeId(of)).map(|(_, layer)| *layer).collect()
+    };
+    assert_eq!((layers(1).len(), layers(1)), (answers.len(), layers(3)));
+    for frame in answers {
+        loader.handle(RuntimeInput::Peer(frame.clone())).expect("it is awaited");
+        assert!(loader.handle(RuntimeInput::Peer(frame)).is_err(), "it is here");
+    }
+    assert!(is_loaded(&mut loader));
+}
+
+/// One of those that sent a layer together spoils it: it is requested of each by itself, and stands
+/// as it came once all were, for the log to judge.
+#[test]
+fn a_layer_that_came_with_other_bits_is_requested_of_one_worker_after_the_other() {
+    let (_, _, answers) = handover_from(&[1, 3]);
+    let good = answers[0].clone();
+    let PeerBody::Layer(image) = &good.body else { panic!("{good:?}") };
+    let mut w = image.w.to_vec();
+    w[0] += 1.0;
+    let spoiled = Arc::new(LayerImage { w: w.into(), ..(**image).clone() });
+    let spoiled = PeerFrame { body: PeerBody::Layer(spoiled), ..good.clone() };
+    for last in [&good, &spoiled] {
+        let (mut loader, _, _) = handover_from(&[1, 3]);
+        let mut requested = BTreeSet::new();
+        for _ in 0..2 {
+            loader.handle(RuntimeInput::Peer(spoiled.clone())).expect("it is awaited");
+            let requests = frames(&mut loader);
+            let [(to, PeerFrame { body: PeerBody::Fetch { layer, .. }, .. })] = &requests[..]
+            else {
+                panic!("{requests:?}")
+            };
+            assert_eq!(*layer, image.layer);
+            requested.insert(*to);
+        }
+        assert_eq!(requested, BTreeSet::from([NodeId(1), NodeId(3)]));
+        for frame in std::iter::once(last).chain(&answers[1..]) {
+            loader.handle(RuntimeInput::Peer(frame.clone())).expect("it is awaited");
+        }
+        assert!(is_loaded(&mut loader));
+    }
 }
 
 /// S3, for layers: what does not belong leaves the runtime as it was, and the layer is still

@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 142] = pages![
+const PAGES: [(&str, &str); 143] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -124,6 +124,7 @@ const PAGES: [(&str, &str); 142] = pages![
     "decisions/0103-a-model-is-written-while-its-layers-come.md",
     "decisions/0104-islands-are-runs-that-meet-in-folders.md",
     "decisions/0105-the-only-checkpoint-is-waited-for.md",
+    "decisions/0106-a-layer-comes-from-all-that-hold-it.md",
     "decisions/0107-shards-arrive-chunk-by-chunk.md",
     "deploy.md",
     "deploy/container.md",

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use zbelastic_checkpoint::{CheckpointStore, SledStore};
 use zbelastic_machine::background_thread::CheckpointTime;
 use zbelastic_policy::piece_sink::{PieceError, PieceSink};
+use zbelastic_policy::piece_sources::PieceSources;
 use zbelastic_trainer::elastic::ChainingValue;
 use zbelastic_transport::{BulkError, BulkFetch, ChunkSink, Transport};
 use zbelastic_types::{Bytes, NodeId};
@@ -51,7 +52,7 @@ pub async fn fetch_piece(
         return Ok(Vec::new());
     }
     let parts = (transport, checkpoint_thread);
-    refetch_piece(parts, (piece, needed), requested_by, arrived.clone()).await
+    refetch_piece(parts, (piece, needed), vec![requested_by], arrived.clone()).await
 }
 
 fn is_here(checkpoint_thread: &CheckpointThread, piece: PieceRef) -> bool {
@@ -59,10 +60,10 @@ fn is_here(checkpoint_thread: &CheckpointThread, piece: PieceRef) -> bool {
     checkpoint_thread.store().is_some_and(has)
 }
 
-/// Fetches a piece into the store here from the first of these nodes that serves it.
+/// Fetches a piece into the store here from all of these nodes at once that serve it.
 ///
 /// # Errors
-/// Why the last of them does not serve it.
+/// Why the last of them do not serve it.
 pub async fn fetch_piece_of_any(
     (transport, checkpoint_thread): (&Transport, &CheckpointThread),
     piece: PieceRef,
@@ -75,10 +76,11 @@ pub async fn fetch_piece_of_any(
     refetch_piece_of_any((transport, checkpoint_thread), piece, holders, &progress).await
 }
 
-/// The same for a piece of which something is here already: its damaged chunks are replaced.
+/// The same for a piece of which something is here already: its damaged chunks are replaced. If what
+/// several nodes sent together is another piece, each is requested by itself.
 ///
 /// # Errors
-/// Why the last of them does not serve it.
+/// Why the last of them do not serve it.
 pub async fn refetch_piece_of_any(
     (transport, checkpoint_thread): (&Transport, &CheckpointThread),
     piece: PieceRef,
@@ -86,13 +88,19 @@ pub async fn refetch_piece_of_any(
     progress: &WorkCounter,
 ) -> Result<(), String> {
     let mut missing = "no other node is there".to_owned();
-    for holder in holders {
+    let mut sources = PieceSources::new(holders);
+    while let Some(nodes) = sources.poll() {
         let needed = Bytes(piece.length);
         let parts = (transport, checkpoint_thread);
-        match refetch_piece(parts, (piece, needed), *holder, progress.clone()).await {
-            Ok(_) => return Ok(()),
-            Err(error) => missing = format!("node {holder}: {error}"),
+        let fetched = refetch_piece(parts, (piece, needed), nodes.clone(), progress.clone()).await;
+        let Err(error) = fetched else { return Ok(()) };
+        if !matches!(error, PieceFetchError::Fetch(BulkError::NoHolderLeft { .. })) {
+            sources.split(&nodes);
         }
+        missing = match nodes[..] {
+            [node] => format!("node {node}: {error}"),
+            _ => error.to_string(),
+        };
     }
     Err(missing)
 }
@@ -105,7 +113,7 @@ pub async fn refetch_piece_of_any(
 async fn refetch_piece(
     (transport, checkpoint_thread): (&Transport, &CheckpointThread),
     (piece, needed): (PieceRef, Bytes),
-    holder: NodeId,
+    holders: Vec<NodeId>,
     progress: WorkCounter,
 ) -> Result<Vec<ChainingValue>, PieceFetchError> {
     let store = checkpoint_thread.store().ok_or(PieceFetchError::NoStore)?;
@@ -116,7 +124,6 @@ async fn refetch_piece(
     let time = checkpoint_thread.time().clone();
     let sink = MeteredSink { sink, time: time.clone() };
     let key = wire::encode(&BulkKey::Piece(piece));
-    let holders = vec![holder];
     let progress = Some(progress.shared());
     let fetch = BulkFetch { holders, key, length: piece.length, progress };
     let MeteredSink { sink, .. } = transport.fetch_bulk_into(fetch, sink).await?;

@@ -21,8 +21,9 @@ use crate::elastic::{LayerImage, LoadedLayer, StageFactory};
 const RETRY_TICKS: u32 = 3;
 /// How often these ticks are doubled.
 const RETRY_DOUBLINGS: u32 = 3;
-/// How often a layer is requested, with none coming, until the runtime reports that it does not
-/// come: each node that a plan names for it gets one request.
+/// How often a layer is requested of the nodes that a plan names for it, with none coming, until the
+/// runtime reports that it does not come: as often as there may be nodes, since each is requested by
+/// itself where a layer came with other bits.
 const REQUESTS_IN_VAIN: u32 = SOURCES_MAX as u32;
 /// Ticks that so many requests last. A runtime is given no tick while an operation runs or a layer
 /// is on its way. That no layer came in these is reported to the leader, which sees whether the
@@ -55,6 +56,44 @@ struct AwaitedLayer {
     attempts: u32,
     /// Tick at which it is requested again.
     due: u32,
+    /// How often it came with other bits than its plan expects.
+    differing: usize,
+}
+
+impl AwaitedLayer {
+    fn new(source: LayerSource, due: u32) -> Self {
+        Self { source, attempts: 0, due, differing: 0 }
+    }
+
+    /// The nodes that send it, but this one.
+    fn others(&self, me: NodeId) -> Vec<NodeId> {
+        match &self.source {
+            LayerSource::Nodes(nodes) => nodes.iter().copied().filter(|node| *node != me).collect(),
+            LayerSource::Checkpoint { .. } | LayerSource::Initial => Vec::new(),
+        }
+    }
+
+    /// The nodes to request it of: all, which send it together; or one after the other once it came
+    /// with other bits, since one that spoils it is among those that sent it.
+    fn next_nodes(&self, me: NodeId) -> Vec<NodeId> {
+        let mut nodes = self.others(me);
+        if self.differing > 0 && !nodes.is_empty() {
+            let next = self.attempts as usize % nodes.len();
+            nodes = vec![nodes[next]];
+        }
+        nodes
+    }
+
+    /// Whether a layer that came with this digest is refused: it has other bits than its plan
+    /// expects, and a node is left to be requested by itself. Behind the last one the layer stands as
+    /// it came: the log names what differs.
+    fn refuses(&mut self, me: NodeId, (expected, found): (Option<Digest>, Digest)) -> bool {
+        let differs = expected.is_some_and(|expected| expected != found);
+        let nodes = self.others(me).len();
+        let is_refused = differs && nodes > 1 && self.differing < nodes;
+        self.differing += usize::from(is_refused);
+        is_refused
+    }
 }
 
 /// A plan whose layers are on their way.
@@ -112,26 +151,35 @@ impl LoadingStage {
         found.filter(|image| image.version == version).cloned()
     }
 
-    fn request(&mut self, layer: LayerId) -> Option<RuntimeOutput> {
+    /// Requests a layer of the nodes that have it, or reads it.
+    fn request(&mut self, layer: LayerId) -> Vec<RuntimeOutput> {
         let version = self.version();
-        let awaited = self.awaited.get_mut(&layer)?;
+        let Some(awaited) = self.awaited.get_mut(&layer) else { return Vec::new() };
+        let nodes = awaited.next_nodes(self.me.node);
         awaited.due = self.tick + ticks_after(awaited.attempts);
         awaited.attempts += 1;
-        match &awaited.source {
-            LayerSource::Nodes(nodes) => {
-                let others: Vec<NodeId> =
-                    nodes.iter().copied().filter(|node| *node != self.me.node).collect();
-                let to = *others.get(awaited.attempts as usize % others.len().max(1))?;
-                let generation = self.command.plan.generation;
-                let sender = self.me;
-                let body = PeerBody::Fetch { layer, version };
-                Some(RuntimeOutput::Peer { to, frame: PeerFrame { generation, sender, body } })
-            }
-            LayerSource::Checkpoint { version, digest } => {
-                Some(RuntimeOutput::Read { version: *version, layer, digest: *digest })
-            }
-            LayerSource::Initial => None,
+        if let LayerSource::Checkpoint { version, digest } = awaited.source {
+            return vec![RuntimeOutput::Read { version, layer, digest }];
         }
+        let generation = self.command.plan.generation;
+        let sender = self.me;
+        let to_node = |to| {
+            let body = PeerBody::Fetch { layer, version };
+            RuntimeOutput::Peer { to, frame: PeerFrame { generation, sender, body } }
+        };
+        nodes.into_iter().map(to_node).collect()
+    }
+
+    /// A layer that came with another digest than the plan expects is requested again, of one node
+    /// alone. None if it is accepted.
+    pub(super) fn request_alone(
+        &mut self,
+        layer: LayerId,
+        found: Digest,
+    ) -> Option<Vec<RuntimeOutput>> {
+        let expected = self.command.plan.expected[layer.index()];
+        let is_refused = self.awaited.get_mut(&layer)?.refuses(self.me.node, (expected, found));
+        is_refused.then(|| self.request(layer))
     }
 
     /// Requests again the layers that have not come from other nodes, and reports it if none
@@ -162,7 +210,7 @@ impl LoadingStage {
         };
         let due = self.awaited.iter().filter(|(_, awaited)| is_due(awaited));
         let layers: Vec<LayerId> = due.map(|(layer, _)| *layer).collect();
-        layers.into_iter().filter_map(|layer| self.request(layer)).collect()
+        layers.into_iter().flat_map(|layer| self.request(layer)).collect()
     }
 
     /// An update of layers on standby came. The owner trains no more, so what it sent before comes now:
@@ -279,9 +327,10 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
             // A layer on standby needs no request unless its last updates do not come.
             let is_near = self.is_on_standby(loading, layer, source);
             let due = if is_near { UPDATE_TICKS } else { 0 };
-            let awaited = AwaitedLayer { source: source.clone(), attempts: 0, due };
-            loading.awaited.insert(layer, awaited);
-            self.outbox.extend((!is_near).then(|| loading.request(layer)).flatten());
+            loading.awaited.insert(layer, AwaitedLayer::new(source.clone(), due));
+            if !is_near {
+                self.outbox.extend(loading.request(layer));
+            }
         }
     }
 

@@ -163,19 +163,7 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
                 Ok(())
             }
             PeerBody::Fetch { layer, version } => self.answer_fetch(&frame, layer, version),
-            PeerBody::Layer(image) => {
-                let RuntimePhase::Loading(loading) = &mut self.phase else {
-                    return Err(PeerFrameRefusal::NoStage);
-                };
-                loading.check_sent(frame.generation, frame.sender, &image)?;
-                if !self.model.fits(&image) {
-                    return Err(PeerFrameRefusal::WrongShape { layer: image.layer });
-                }
-                let digest = self.model.digest(&image);
-                let progress = loading.handle_image(image, Some(digest));
-                self.after_loading(progress);
-                Ok(())
-            }
+            PeerBody::Layer(image) => self.handle_layer((frame.generation, frame.sender), image),
             PeerBody::StandbyRequest { layer } => {
                 let RuntimePhase::Active(active) = &mut self.phase else {
                     return Err(PeerFrameRefusal::NoStage);
@@ -197,6 +185,29 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
                 Ok(())
             }
         }
+    }
+
+    /// A layer came that a plan loads. With other bits than the plan expects it is requested again.
+    fn handle_layer(
+        &mut self,
+        (generation, sender): (Generation, Holder),
+        image: Arc<LayerImage>,
+    ) -> Result<(), PeerFrameRefusal> {
+        let RuntimePhase::Loading(loading) = &mut self.phase else {
+            return Err(PeerFrameRefusal::NoStage);
+        };
+        loading.check_sent(generation, sender, &image)?;
+        if !self.model.fits(&image) {
+            return Err(PeerFrameRefusal::WrongShape { layer: image.layer });
+        }
+        let digest = self.model.digest(&image);
+        if let Some(requests) = loading.request_alone(image.layer, digest) {
+            self.outbox.extend(requests);
+            return Ok(());
+        }
+        let progress = loading.handle_image(image, Some(digest));
+        self.after_loading(progress);
+        Ok(())
     }
 
     fn answer_fetch(

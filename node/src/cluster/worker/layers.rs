@@ -1,21 +1,22 @@
 //! Layers between workers: requested, offered, fetched over the bulk lane, passed to the runtime.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tokio::sync::watch;
 use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::plan::PlanRecord;
 use zbelastic_consensus::pre_copy::{PreCopyPlan, needed_at};
 use zbelastic_consensus::validation::Turn;
 use zbelastic_identity::PeerIdentity;
-use zbelastic_policy::layer_requests::LayerRequests;
+use zbelastic_policy::layer_requests::{LayerRequest, LayerRequests, OfferUse};
 use zbelastic_timing::layer_moves::{ArrivedAhead, LayersAhead};
 use zbelastic_trainer::elastic::{LayerImage, ScatteredLayer, StateLen, image_bytes};
 use zbelastic_trainer::runtime::{PeerBody, PeerFrame, RuntimeInput};
-use zbelastic_transport::{BulkFetch, ChunkSink, Transport};
-use zbelastic_types::{Generation, NodeId};
+use zbelastic_transport::{BulkError, BulkFetch, ChunkSink};
+use zbelastic_types::{Generation, NodeId, Step};
 use zbelastic_wire::{self as wire, BulkKey, LayerMessage, NodeMessage};
 
 use super::job::WorkerJob;
@@ -28,7 +29,9 @@ use crate::cluster::outbox::Outbox;
 #[derive(Clone, Copy)]
 struct OfferedLayer {
     key: BulkKey,
-    generation: Generation,
+    request: LayerRequest,
+    version: Step,
+    /// The worker that offered it first.
     sender: Holder,
     /// The turn of the seal that it waits for, if it is requested ahead.
     open: Option<Turn>,
@@ -47,8 +50,8 @@ pub(super) struct LayerExchange {
     blob_registry: BlobRegistry,
     /// Layers that were requested of others.
     requests: LayerRequests,
-    /// Layers that are on their way here.
-    fetching: BTreeSet<BulkKey>,
+    /// Layers that are on their way here, each with the nodes that send it, for its fetch.
+    fetching: BTreeMap<BulkKey, watch::Sender<Vec<NodeId>>>,
     /// Layers that arrived ahead of the next plan.
     ahead: LayersAhead,
 }
@@ -58,7 +61,7 @@ impl LayerExchange {
         Self {
             blob_registry,
             requests: LayerRequests::default(),
-            fetching: BTreeSet::new(),
+            fetching: BTreeMap::new(),
             ahead: LayersAhead::default(),
         }
     }
@@ -72,7 +75,7 @@ impl LayerExchange {
     /// dropped. Those that arrived ahead are reported if the plan needs them here.
     pub(super) fn begin_plan(&mut self, plan: &PlanRecord, ports: &mut WorkerPorts) {
         self.blob_registry.clear_before(plan.generation);
-        self.requests.clear_before(plan.generation);
+        self.requests.begin_plan(plan.generation);
         self.fetching.clear();
         ports.work_log.end_receiving();
         let needed = needed_at(plan, ports.me).unwrap_or_default();
@@ -135,12 +138,19 @@ impl LayerExchange {
             }
             LayerMessage::Offer { generation, sender, layer, version, open } => {
                 let key = BulkKey::Layer { generation, layer, version };
-                let offered = OfferedLayer { key, generation, sender, open };
-                if self.requests.answer(from.node, message.request()).is_err() {
+                let request = message.request();
+                let offered = OfferedLayer { key, request, version, sender, open };
+                let Some(len) = job.layer_len(layer).filter(|_| sender.node == from.node) else {
                     return;
-                }
-                let Some(len) = job.layer_len(layer) else { return };
-                return self.fetch(from, offered, len, ports);
+                };
+                return match self.requests.answer(from.node, request, version) {
+                    Ok(OfferUse::First) => self.fetch(offered, len, ports),
+                    Ok(OfferUse::Joins) => {
+                        let fetch = self.fetching.get(&key);
+                        fetch.iter().for_each(|f| f.send_modify(|nodes| nodes.push(from.node)));
+                    }
+                    Ok(OfferUse::Unused) | Err(_) => {}
+                };
             }
         };
         if sender.node == from.node {
@@ -148,24 +158,19 @@ impl LayerExchange {
         }
     }
 
-    fn fetch(
-        &mut self,
-        from: PeerIdentity,
-        offered: OfferedLayer,
-        len: StateLen,
-        ports: &mut WorkerPorts,
-    ) {
-        if offered.sender.node != from.node || !self.fetching.insert(offered.key) {
-            return;
-        }
+    fn fetch(&mut self, offered: OfferedLayer, len: StateLen, ports: &mut WorkerPorts) {
+        let holders = vec![offered.sender.node];
+        let (join, joining) = watch::channel(holders.clone());
+        self.fetching.insert(offered.key, join);
         let length = image_bytes(len);
         let progress = Some(ports.work_log.begin_receiving(length).shared());
         let key = wire::encode(&offered.key);
-        let fetch = BulkFetch { holders: vec![from.node], key, length, progress };
+        let fetch = BulkFetch { holders, key, length, progress };
         let transport = ports.tasks.transport().clone();
         ports.tasks.spawn(async move {
             let requested_at = Instant::now();
-            let image = fetch_image(&transport, fetch, len).await;
+            let fetch = |sink| transport.fetch_bulk_joined(fetch, joining, sink);
+            let image = fetch_image(len, fetch).await;
             let duration = requested_at.elapsed();
             WorkerCompletion::Layer(LayerFetchResult { offered, image, duration })
         });
@@ -174,16 +179,17 @@ impl LayerExchange {
     /// A layer was fetched, or not.
     pub(super) fn handle_fetched(&mut self, result: LayerFetchResult, ports: &mut WorkerPorts) {
         let LayerFetchResult { offered, image, duration } = result;
-        let OfferedLayer { key, generation, sender, open } = offered;
-        if !self.fetching.remove(&key) {
+        let OfferedLayer { key, request, version, sender, open } = offered;
+        if self.fetching.remove(&key).is_none() {
             return;
         }
+        self.requests.finish(request, version, image.is_ok());
         if self.fetching.is_empty() {
             ports.work_log.end_receiving();
         }
         let image = match image {
             Ok(image) => image,
-            // The runtime requests it again, from another worker.
+            // The runtime requests it again.
             Err(error) => {
                 let text = format!("a layer from {sender} did not arrive: {error}");
                 return ports.journal.log(text);
@@ -198,30 +204,33 @@ impl LayerExchange {
             }
             None => {
                 let took_us = duration.as_micros() as u64;
-                let plan = generation;
+                let plan = request.generation;
                 ports.send_to_controllers(&NodeMessage::Moved { plan, bytes, took_us });
                 PeerBody::Layer(Arc::new(image))
             }
         };
+        let generation = request.generation;
         ports.send_to_device(RuntimeInput::Peer(PeerFrame { generation, sender, body }));
     }
 }
 
 /// Fetches a layer to where it will lie. The bulk lane verifies its bytes chunk by chunk; that the
-/// state is the one that was sealed is verified when the plan resumes, by its digest.
-pub(super) async fn fetch_image(
-    transport: &Transport,
-    fetch: BulkFetch,
+/// state is the one that was sealed is verified by the runtime, as far as the plan has its digest,
+/// and when the plan resumes.
+pub(super) async fn fetch_image<F>(
     len: StateLen,
-) -> Result<LayerImage, String> {
+    fetch: impl FnOnce(LayerSink) -> F,
+) -> Result<LayerImage, String>
+where
+    F: Future<Output = Result<LayerSink, BulkError>>,
+{
     let layer = ScatteredLayer::new(len).map_err(|error| error.to_string())?;
-    let fetched = transport.fetch_bulk_into(fetch, LayerSink(layer)).await;
-    let LayerSink(layer) = fetched.map_err(|error| error.to_string())?;
+    let LayerSink(layer) = fetch(LayerSink(layer)).await.map_err(|error| error.to_string())?;
     layer.finish().map_err(|error| error.to_string())
 }
 
 /// A layer that is written as its chunks arrive.
-struct LayerSink(ScatteredLayer);
+pub(super) struct LayerSink(ScatteredLayer);
 
 impl ChunkSink for LayerSink {
     fn write(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {

@@ -352,7 +352,8 @@ impl WorkerPieces {
         let fetch = BulkFetch { holders, key, length: piece.length, progress };
         let transport = ports.tasks.transport().clone();
         ports.tasks.spawn(async move {
-            let read = match fetch_image(&transport, fetch, len).await {
+            let fetch = |sink| transport.fetch_bulk_into(fetch, sink);
+            let read = match fetch_image(len, fetch).await {
                 Ok(image) => with_digest(image).await,
                 Err(error) => Err(error),
             };
