@@ -386,25 +386,25 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
     }
 
     /// The layers that are held here, each with its version and digest: the contents of an
-    /// inventory.
+    /// inventory. Each is hashed on the threads of the stage factory.
     #[must_use]
     pub fn inventory(&self) -> Vec<HeldLayer> {
-        let held = |image: &Arc<LayerImage>| HeldLayer {
+        let held = |image: &LayerImage| HeldLayer {
             layer: image.layer,
             version: image.version,
             digest: self.model.digest(image),
         };
-        let mut layers: Vec<_> = self.idle_layers.values().map(held).collect();
-        let followed = self.standby_copies().map(|copy| HeldLayer {
-            layer: copy.layer(),
-            version: copy.version(),
-            digest: copy.digest(),
-        });
-        layers.extend(followed);
+        let idle = self.idle_layers.values().map(|image| held(image));
+        let followed = self.standby_copies().map(|copy| held(&copy.image()));
+        let mut layers: Vec<_> = idle.chain(followed).collect();
         match &self.phase {
             RuntimePhase::Idle => {}
-            RuntimePhase::Loading(loading) => layers.extend(loading.images().map(held)),
-            RuntimePhase::Active(active) => layers.extend(active.inventory()),
+            RuntimePhase::Loading(loading) => {
+                layers.extend(loading.images().map(|image| held(image)));
+            }
+            RuntimePhase::Active(active) => {
+                layers.extend(active.held_images().map(|image| held(&image)));
+            }
         }
         layers.sort_unstable_by_key(|held| (held.layer, held.version));
         layers.dedup();

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use zbelastic_consensus::job::JobSpec;
 use zbelastic_consensus::member::Holder;
-use zbelastic_consensus::message::HeldLayer;
 use zbelastic_consensus::mutant::{self, Mutant};
 use zbelastic_consensus::plan::PlanRecord;
 use zbelastic_consensus::pre_copy::PreCopyPlan;
@@ -406,13 +405,11 @@ impl<M: StageFactory, S: BatchSource + Clone> ActiveStage<M, S> {
         own.chain(self.copies().map(|copy| (copy.layer(), copy.version()))).collect()
     }
 
-    pub(super) fn inventory(&self) -> impl Iterator<Item = HeldLayer> + '_ {
+    /// The sealed state of each layer that is trained here, and of each copy.
+    pub(super) fn held_images(&self) -> impl Iterator<Item = LayerImage> + '_ {
         let executor = self.engine.executor();
-        let version = executor.version();
-        let trained = executor.digests().into_iter().chain(executor.twin_digests());
-        let own = trained.map(move |(layer, digest)| (layer, version, digest));
-        let copied = self.copies().map(|copy| (copy.layer(), copy.version(), copy.digest()));
-        own.chain(copied).map(|(layer, version, digest)| HeldLayer { layer, version, digest })
+        let trained = executor.images().into_iter().chain(executor.twin_images());
+        trained.chain(self.copies().map(LayerCopy::image))
     }
 
     /// Drops what is not sealed. A layer that is here twice, as a copy and trained, is left at
