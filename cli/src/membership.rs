@@ -6,6 +6,7 @@
 mod login;
 mod rejoin;
 mod worker_profile;
+mod zone;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -40,6 +41,7 @@ use crate::{controller_mirror, controller_page};
 pub use login::login;
 use rejoin::StartRole;
 use worker_profile::{probe_of, threads_of, worker_profile};
+use zone::{begin_zone_query, finish_zone_query};
 
 /// The process behind `init`: founds a cluster, or continues as its first controller.
 ///
@@ -134,7 +136,7 @@ pub fn join(args: &JoinArgs) -> Result<ExitCode, CommandError> {
 /// As [`join`].
 pub fn join_on<M: WorkerDevice>(
     args: &JoinArgs,
-    profile: WorkerProfile,
+    mut profile: WorkerProfile,
     device: M,
 ) -> Result<ExitCode, CommandError> {
     let folder = NodeDataFolder::of(args.folder.data_dir.as_deref());
@@ -142,7 +144,10 @@ pub fn join_on<M: WorkerDevice>(
     recovery::finish(&folder)?;
     let identity = folder.identity();
     let found = NodeRecord::load(&identity).map_err(|error| unreadable(&error))?;
-    check_page(args, found.as_ref())?;
+    let role = role_of(args, found.as_ref());
+    check_page(args, role)?;
+    let known_zone = found.as_ref().map_or("", |record| &record.zone);
+    let zone = begin_zone_query(args, role, known_zone);
     let node_record = match found {
         Some(mut node_record) => {
             rejoin::rejoin_as_member(args, &folder, &mut node_record)?;
@@ -160,16 +165,20 @@ pub fn join_on<M: WorkerDevice>(
     let remembered = || node_record.controller_names.values().flatten().cloned().collect();
     let addresses = typed.map_or_else(remembered, |typed| typed.texts());
     let typed = name_resolver::resolve(&addresses);
+    profile.cloud_zone = finish_zone_query(zone);
     serve_worker(folder, node_record, typed, profile, device)
+}
+
+/// What a node is for: what it was before, or what was typed.
+fn role_of(args: &JoinArgs, found: Option<&NodeRecord>) -> MemberRole {
+    let typed = args.role.map_or(MemberRole::Worker, MemberRole::from);
+    found.map_or(typed, |record| record.role)
 }
 
 /// Checks that only a controller is to have a page beside it: it has the authority that lets the page
 /// read, and the events that the page begins with.
-fn check_page(args: &JoinArgs, found: Option<&NodeRecord>) -> Result<(), CommandFailure> {
-    let typed = args.role.map_or(MemberRole::Worker, MemberRole::from);
-    if args.page.address.ui.is_none()
-        || found.map_or(typed, |record| record.role) == MemberRole::Controller
-    {
+fn check_page(args: &JoinArgs, role: MemberRole) -> Result<(), CommandFailure> {
+    if args.page.address.ui.is_none() || role == MemberRole::Controller {
         return Ok(());
     }
     let detail = FailureDetail::new("a worker has no page beside it")

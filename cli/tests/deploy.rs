@@ -63,10 +63,10 @@ fn stand_in(variable: &str) -> &'static str {
 }
 
 /// A word of the shell with its variables replaced, or nothing if it is one that may be several
-/// words: a bare variable, `"$@"`, or the beginning or end of `${zone:+--zone "$zone"}`.
+/// words: a bare variable, or `"$@"`.
 fn expanded(word: &str) -> Option<String> {
     let is_bare = word.starts_with('$') && !word.starts_with("${ZBELASTIC_CLUSTER}");
-    if is_bare || word == "\"$@\"" || word.ends_with("\"}") {
+    if is_bare || word == "\"$@\"" {
         return None;
     }
     let mut text = String::new();

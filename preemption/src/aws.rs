@@ -28,6 +28,7 @@ const TOKEN_LIFE_SECONDS: &str = "21600";
 const TOKEN_HEADER: &str = "X-aws-ec2-metadata-token";
 /// The longest token; real ones have 56 characters.
 const TOKEN_CHARS_MAX: usize = 1024;
+const ZONE_PATH: &str = "/latest/meta-data/placement/availability-zone";
 const NOT_FOUND: u16 = 404;
 const UNAUTHORISED: u16 = 401;
 
@@ -43,6 +44,11 @@ pub(super) fn read_token(status: u16, body: &str) -> Result<&str, MetadataFault>
     let is_token = (1..=TOKEN_CHARS_MAX).contains(&token.len())
         && token.bytes().all(|byte| byte.is_ascii_graphic());
     if is_token { Ok(token) } else { Err(MetadataFault::Senseless { expected: "a token" }) }
+}
+
+/// The request for the zone that the machine stands in.
+pub(super) fn zone_request(token: &str, patience: Duration) -> MetadataRequest {
+    MetadataRequest::get(ZONE_PATH, patience).header(TOKEN_HEADER, token)
 }
 
 /// A resource that is requested with a token.

@@ -21,6 +21,8 @@ use super::{ACKNOWLEDGEMENTS_MAX, Cloud, Notice, NoticeCause};
 const HEADER: &str = "Metadata";
 const VERSIONS_PATH: &str = "/metadata/versions";
 const NAME_PATH: &str = "/metadata/instance/compute/name?api-version=2021-02-01&format=text";
+/// The version has zones, and no data that users gave their machine: that may be as long as an answer.
+const COMPUTE_PATH: &str = "/metadata/instance/compute?api-version=2018-10-01&format=json";
 const EVENTS_PATH: &str = "/metadata/scheduledevents?api-version=2020-07-01";
 /// Events of a list that are read; more would be no list of Microsoft's.
 const EVENTS_MAX: usize = 32;
@@ -32,6 +34,11 @@ const ACKNOWLEDGE_TRIES: u32 = 3;
 /// A request that only Microsoft's server answers with versions. It switches nothing on.
 pub(super) fn probe_request(patience: Duration) -> MetadataRequest {
     MetadataRequest::get(VERSIONS_PATH, patience).header(HEADER, "true")
+}
+
+/// The request for what is known of the machine, its location and zone among it.
+pub(super) fn zone_request(patience: Duration) -> MetadataRequest {
+    MetadataRequest::get(COMPUTE_PATH, patience).header(HEADER, "true")
 }
 
 #[derive(Deserialize)]

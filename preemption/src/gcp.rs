@@ -43,7 +43,13 @@ pub(super) fn probe_request(patience: Duration) -> MetadataRequest {
     MetadataRequest::get("/computeMetadata/v1/instance/id", patience).header(FLAVOR_HEADER, FLAVOR)
 }
 
-/// Whether that was answered by Google's server.
+/// The request for the zone that the machine stands in.
+pub(super) fn zone_request(patience: Duration) -> MetadataRequest {
+    let path = "/computeMetadata/v1/instance/zone";
+    MetadataRequest::get(path, patience).header(FLAVOR_HEADER, FLAVOR)
+}
+
+/// Whether a request was answered by Google's server.
 pub(super) fn is_gcp(answer: &MetadataResponse) -> bool {
     check_status(answer.status).is_ok() && answer.flavor.as_deref() == Some(FLAVOR)
 }

@@ -16,6 +16,8 @@
 //! - An answer that makes no sense is no notice. Each kind of fault is reported once, and requests go
 //!   on, less often.
 //!
+//! The same service names the zone that the machine stands in, which is requested once, at the start (`zone`).
+//!
 //! It does not decide what a notice means for the training, and it does not know how well the
 //! machine's clock is set, against which a deadline is read.
 
@@ -31,12 +33,14 @@ mod probe;
 mod reported_events;
 mod source;
 mod thread;
+mod zone;
 
 pub use metadata_client::{METADATA_VARIABLE, MetadataUrl, MetadataUrlFault};
 pub use metadata_request::{ANSWER_BYTES_MAX, MetadataFault};
 pub use poll_timings::PollTimings;
 pub use reported_events::EventId;
 pub use source::{Cloud, NoticeSource, UnknownNoticeSource};
+pub use zone::{CloudZone, ZoneQuery};
 
 use std::io;
 use std::sync::mpsc as std_mpsc;

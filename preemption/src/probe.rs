@@ -5,10 +5,21 @@ use std::thread;
 use super::metadata_client::MetadataClient;
 use super::metadata_request::{MetadataFault, MetadataRequest, MetadataResponse};
 use super::poll_timings::PollTimings;
-use super::{Cloud, aws, azure, gcp};
+use super::{Cloud, NoticeSettings, NoticeSource, aws, azure, gcp};
+
+/// The cloud that `settings` name, or the one that answers the probe.
+pub(super) fn cloud_of(client: &MetadataClient, settings: &NoticeSettings) -> Option<Cloud> {
+    match settings.source {
+        NoticeSource::Auto => find_cloud(client, &settings.pace),
+        NoticeSource::Aws => Some(Cloud::Aws),
+        NoticeSource::Gcp => Some(Cloud::Gcp),
+        NoticeSource::Azure => Some(Cloud::Azure),
+        NoticeSource::None => None,
+    }
+}
 
 /// The cloud that answers as it should. The first of [`Cloud::ALL`], if several do.
-pub(super) fn find_cloud(client: &MetadataClient, pace: &PollTimings) -> Option<Cloud> {
+fn find_cloud(client: &MetadataClient, pace: &PollTimings) -> Option<Cloud> {
     let is_there = |cloud| is_answer_of(cloud, &client.send(&request_for(cloud, pace)));
     thread::scope(|scope| {
         let probes = Cloud::ALL.map(|cloud| {

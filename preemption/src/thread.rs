@@ -15,9 +15,9 @@ use super::metadata_client::MetadataClient;
 use super::metadata_request::{MetadataFault, MetadataRequest, MetadataResponse};
 use super::poll_outcome::{NextPoll, PollOutcome};
 use super::poll_timings::PollTimings;
-use super::probe::find_cloud;
+use super::probe::cloud_of;
 use super::reported_events::EventId;
-use super::{Cloud, NoticeReport, NoticeSettings, NoticeSource};
+use super::{Cloud, NoticeReport, NoticeSettings};
 
 /// Starts to listen, until the receiver of reports or the sender of acknowledgements is dropped. A
 /// request under way is not broken off: the thread ends with its answer, or with the process.
@@ -40,13 +40,7 @@ fn run(
 ) {
     let client = MetadataClient::new(settings.base.as_ref());
     let pace = settings.pace;
-    let cloud = match settings.source {
-        NoticeSource::Auto => find_cloud(&client, &pace),
-        NoticeSource::Aws => Some(Cloud::Aws),
-        NoticeSource::Gcp => Some(Cloud::Gcp),
-        NoticeSource::Azure => Some(Cloud::Azure),
-        NoticeSource::None => None,
-    };
+    let cloud = cloud_of(&client, settings);
     let first = cloud.map_or(NoticeReport::NoCloud, NoticeReport::Watching);
     // If the receiver is gone, no later report would be received either.
     let is_heard = reports.blocking_send(first).is_ok();

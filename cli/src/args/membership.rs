@@ -108,7 +108,8 @@ pub struct JoinArgs {
     /// The run's text, if it is here already: it must be the same, byte for byte.
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub data_path: Vec<String>,
-    /// The zone that this machine stands in: copies of a stage's layers are kept in others.
+    /// The zone that this machine stands in: copies of a stage's layers are kept in others [default:
+    /// the one that the metadata service of --spot's cloud names].
     #[arg(long, value_name = "ZONE", value_parser = parse_zone)]
     pub zone: Option<String>,
     /// Whose notices of taking this machine away are listened to: auto, aws, gcp, azure or none.

@@ -34,7 +34,7 @@ pub fn worker_profile(args: &JoinArgs, probe: Option<&DeviceProbe>) -> WorkerPro
         Some(_) => None,
     };
     let data_paths = args.data_path.clone();
-    WorkerProfile { resources, peak, data_paths, notice_source: args.spot }
+    WorkerProfile { resources, peak, data_paths, notice_source: args.spot, cloud_zone: None }
 }
 
 /// Number of threads that compute.

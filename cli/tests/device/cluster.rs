@@ -59,6 +59,7 @@ fn worker(
         peak: None,
         data_paths: Vec::new(),
         notice_source: NoticeSource::None,
+        cloud_zone: None,
     };
     let name = name.to_owned();
     let device = device.clone();

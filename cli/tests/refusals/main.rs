@@ -15,3 +15,4 @@ mod signals;
 mod site;
 mod tokens;
 mod words;
+mod zones;

@@ -32,8 +32,14 @@ impl Drop for SiteNode {
 
 impl SiteNode {
     pub fn start(folder: &Path, arguments: &[&str]) -> Self {
+        Self::start_with(folder, arguments, &[])
+    }
+
+    /// The same, in an environment with these variables.
+    pub fn start_with(folder: &Path, arguments: &[&str], variables: &[(&str, &str)]) -> Self {
         let log = fs::File::create(folder.with_extension("log")).expect("a log");
         let mut command = zbelastic(folder, arguments);
+        command.envs(variables.iter().copied());
         command.stdin(Stdio::piped()).process_group(0);
         command.stdout(log.try_clone().expect("a log")).stderr(log);
         Self { child: command.spawn().expect("it runs"), folder: folder.to_owned() }

@@ -23,7 +23,7 @@ use zbelastic_policy::store_opening::{
     ASIDE_MAX, StoreOpeningAction, StoreOpeningFault, after_fault,
 };
 use zbelastic_policy::tick::{duty_timing, election_ticks};
-use zbelastic_preemption::{NoticeSettings, NoticeSource, NoticeWatch};
+use zbelastic_preemption::{CloudZone, NoticeSettings, NoticeSource, NoticeWatch};
 use zbelastic_transport::{EventQueue, ProcessStart, Transport, TransportLimits, TransportSetup};
 use zbelastic_types::{Digest, NodeId};
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
@@ -75,6 +75,8 @@ pub struct WorkerProfile {
     pub data_paths: Vec<String>,
     /// The source of the preemption notices that it polls.
     pub notice_source: NoticeSource,
+    /// The zone that its cloud named at this start; one that was typed goes before it.
+    pub cloud_zone: Option<CloudZone>,
 }
 
 /// A node that may start: its folder is held, its identity read.
@@ -223,14 +225,19 @@ pub async fn run_worker<M: WorkerDevice>(
     profile: WorkerProfile,
     device: M,
 ) -> Result<ProcessExit, CommandFailure> {
-    let NodeParts { transport, events, checkpoint_thread, store_events, journal } =
+    let NodeParts { transport, events, checkpoint_thread, store_events, mut journal } =
         open_parts(&mut node).await?;
     let node_record = &node.node_record;
+    let mut contact = contact(node_record, transport.local_addr());
+    if let Some(CloudZone { name, cloud }) = profile.cloud_zone {
+        journal.log(format!("zone {name}, as the metadata of {cloud} name it"));
+        contact.place.zone = name;
+    }
     let setup = WorkerSetup {
         cluster: node_record.cluster,
         node: node_record.node,
         boot: node_record.boot * BOOTS_PER_START,
-        contact: contact(node_record, transport.local_addr()),
+        contact,
         resources: profile.resources,
         peak: profile.peak,
         data_paths: profile.data_paths,

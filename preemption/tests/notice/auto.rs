@@ -7,7 +7,7 @@ use zbelastic_preemption::{Cloud, NoticeReport, NoticeSource, PollTimings};
 use crate::mock::{MockReply, MockService, ReceivedRequest, quick};
 
 /// The answer by which a service is recognised as that of a cloud.
-fn answer_of(cloud: Cloud, request: &ReceivedRequest) -> Option<MockReply> {
+pub fn answer_of(cloud: Cloud, request: &ReceivedRequest) -> Option<MockReply> {
     let path = match cloud {
         Cloud::Aws => "/latest/api/token",
         Cloud::Gcp => "/computeMetadata/v1/instance/id",

@@ -7,3 +7,4 @@ mod environment;
 mod gcp;
 mod mock;
 mod trouble;
+mod zone;
