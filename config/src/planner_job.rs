@@ -1,9 +1,13 @@
 //! The part of a configuration that planning needs.
 
-use zbelastic_planner::PlannerJob;
+use std::time::Duration;
+
+use zbelastic_consensus::member::Resources;
+use zbelastic_planner::{PlanSearch, PlannerJob};
 use zbelastic_schedule::asynchronous::AsyncKind;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::plan::{GridLimits, Plan, PlanRequest, ReplicaCount};
+use zbelastic_types::NodeId;
 
 use super::{RunConfig, ScheduleChoice};
 
@@ -37,6 +41,20 @@ impl RunConfig {
         GridLimits { blocks: model.blocks, lanes: batch.lanes, requested: *replicas }
     }
 
+    /// Why the run fits on none of these workers, and what would make it fit, as text for people. `None` if
+    /// there is a plan, or something else than memory is missing.
+    #[must_use]
+    pub fn shortage(&self, nodes: &[(NodeId, Resources)]) -> Option<String> {
+        let job = self.planner_job().ok()?;
+        // The length of a tick changes no plan.
+        let mut search = PlanSearch::new(Duration::from_secs(1));
+        let window = self.window.planned();
+        match search.solve(&job, window, nodes) {
+            Ok(_) => None,
+            Err(_) => search.shortage(&job, window, nodes).map(|shortage| shortage.to_string()),
+        }
+    }
+
     /// A plan of one stage that adds up as every plan of the job does.
     ///
     /// # Panics
@@ -67,11 +85,29 @@ impl RunConfig {
 
 #[cfg(test)]
 mod tests {
+    use zbelastic_consensus::class::DeviceClass;
+    use zbelastic_consensus::member::Resources;
     use zbelastic_kernels::{DeviceSizes, Precision};
     use zbelastic_schedule::ScheduleKind;
     use zbelastic_trainer::plan::AUTO_KINDS;
+    use zbelastic_types::{Bytes, NodeId};
 
     use crate::tests::load_text;
+
+    #[test]
+    fn a_run_that_does_not_fit_says_what_it_lacks() {
+        let config = load_text("[model]\npreset = \"tiny\"\n").expect("legal").config;
+        let nodes = |bytes: u64| {
+            let memory = Bytes(bytes);
+            let class = DeviceClass::Processors;
+            let resources = Resources { memory, speed_permille: 1000, class };
+            [1, 2].map(|node| (NodeId(node), resources))
+        };
+        assert_eq!(config.shortage(&nodes(1 << 40)), None);
+        assert_eq!(config.shortage(&[]), None);
+        let text = config.shortage(&nodes(1 << 10)).expect("no stage fits");
+        assert!(text.contains("its worker has 1.00 KiB"), "{text}");
+    }
 
     #[test]
     fn what_is_configured_is_planned_with() {

@@ -7,7 +7,7 @@ use zbelastic_trainer::model::ModelConfig;
 use zbelastic_trainer::optimizer::OptimizerKind;
 use zbelastic_trainer::plan::{
     AUTO_KINDS, BatchShape, ChooseRequest, Grid, GridLimits, HeldBeside, MemoryPolicy, Pace,
-    PlanChoice, ReplicaCount, choose,
+    PlanChoice, ReplicaCount, ScheduleRefusal, choose,
 };
 use zbelastic_types::Bytes;
 
@@ -87,8 +87,24 @@ impl PlannerJob {
         &self,
         fallback: PlanFallback<'_>,
         window: Window,
-        (stage_bytes_max, pace): (&[Bytes], &Pace),
+        limits: (&[Bytes], &Pace),
     ) -> Result<PlanChoice, String> {
+        self.choose_or_refusals(fallback, window, limits).map_err(|refusals| {
+            let reasons = refusals.iter().map(|(kind, refusal)| format!("{kind}: {refusal}"));
+            reasons.collect::<Vec<_>>().join("; ")
+        })
+    }
+
+    /// The same.
+    ///
+    /// # Errors
+    /// Why each schedule of the fallback cannot be had.
+    pub(crate) fn choose_or_refusals(
+        &self,
+        fallback: PlanFallback<'_>,
+        window: Window,
+        (stage_bytes_max, pace): (&[Bytes], &Pace),
+    ) -> Result<PlanChoice, Vec<(ScheduleKind, ScheduleRefusal)>> {
         let PlanFallback { kinds, chunks_per_stage, grid } = fallback;
         let request = ChooseRequest {
             model: &self.model,
@@ -105,10 +121,7 @@ impl PlannerJob {
             stage_bytes_max,
             pace,
         };
-        choose(&self.sizes, request).map_err(|refusals| {
-            let reasons = refusals.iter().map(|(kind, refusal)| format!("{kind}: {refusal}"));
-            reasons.collect::<Vec<_>>().join("; ")
-        })
+        choose(&self.sizes, request)
     }
 }
 

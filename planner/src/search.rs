@@ -15,6 +15,7 @@ use crate::estimate::PaceEstimate;
 use crate::fallback::{PlanFallback, PlannerJob};
 use crate::in_force::{RetainedPlan, RetainedPlans, departure, retained_plans};
 use crate::node_choices::{NO_NODE, NodeResources, first_plan, memory_limits};
+use crate::shortage::MemoryShortage;
 use crate::successor::{Departure, PlanSuccessor, SuccessorChoice, SuccessorPeriods};
 
 /// Solutions remembered; with more, those for the most nodes go first.
@@ -155,6 +156,17 @@ impl PlanSearch {
         };
         let is_logged = departure != Departure::Nobody || choice.refilled.is_some();
         Ok((solution, is_logged.then_some(choice)))
+    }
+
+    /// What a job lacks on nodes for which no plan was found. `None` if it is not memory.
+    #[must_use]
+    pub fn shortage(
+        &self,
+        job: &PlannerJob,
+        window: Window,
+        nodes: &[NodeResources],
+    ) -> Option<MemoryShortage> {
+        job.shortage(window, nodes, &self.estimate)
     }
 
     fn solution_of(

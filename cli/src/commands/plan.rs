@@ -24,6 +24,7 @@ use super::schedule::write_to;
 use crate::args::PlanArgs;
 use crate::store_maker::with_vocabulary;
 use forecast::{Forecast, ForecastInput};
+pub(super) use machines::live_workers;
 
 /// Runs `plan`.
 ///

@@ -8,6 +8,7 @@
 //! if a folder gives them. The configuration that is submitted names both by their hashes and not
 //! by paths, which are this machine's.
 
+mod fit;
 mod follow;
 mod submit;
 
@@ -16,7 +17,8 @@ use std::path::Path;
 use std::thread;
 
 use zbelastic_api::{
-    ApiRequest, CorpusDescription, DOCUMENT_BYTES_MAX, HexDigest, RunAccepted, RunDisposition,
+    ApiRequest, CorpusDescription, DOCUMENT_BYTES_MAX, HexDigest, JobPhaseStatus, RunAccepted,
+    RunDisposition,
 };
 use zbelastic_config::{
     ConfigSources, LoadedConfig, RunConfig, WeightSource, changes, check_cluster_can_run,
@@ -47,11 +49,18 @@ use submit::{RunSubmission, submit};
 /// If the configuration or its text is wrong, if the cluster refuses, if the run does not come to
 /// its end, or if `out` cannot be written.
 pub fn run(args: &RunArgs, out: &mut dyn Write) -> Result<(), CommandError> {
-    let submission = prepare(args)?;
+    let (submission, config) = prepare(args)?;
     let mut client = connect(&args.read.client)?;
     let mut progress = io::stderr();
     let accepted = submit(&submission, &mut client, &mut progress)?;
     print_accepted(&accepted, args, out)?;
+    if let JobPhaseStatus::Waiting { .. } = accepted.job.phase
+        && let Some(config) = config
+        && let Ok(status) = client.status()
+        && let Some(shortage) = fit::shortage(&config, &status)
+    {
+        print_error_line(format_args!("note: {shortage}"));
+    }
     if args.detach || accepted.job.phase.is_over() {
         return follow::ending(&accepted.job);
     }
@@ -64,22 +73,26 @@ pub fn run(args: &RunArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     follow(accepted.events_from, mode, &mut client, out, &mut pause)
 }
 
-fn prepare(args: &RunArgs) -> Result<RunSubmission, CommandFailure> {
-    let Some(from) = &args.from else { return prepare_own(args) };
-    match changes(&args.config.sources())? {
-        Some(changes) => {
-            let from = from.clone();
-            let name = args.name.clone();
-            let request = ApiRequest::RunContinue { from, changes, name };
-            Ok(RunSubmission { request, blobs: Vec::new() })
-        }
-        None => prepare_own(args),
-    }
+/// What is submitted, and the configuration that plans are made of; none of a run that goes on with
+/// another's, which the cluster has.
+fn prepare(args: &RunArgs) -> Result<(RunSubmission, Option<RunConfig>), CommandFailure> {
+    let changes = match &args.from {
+        Some(from) => changes(&args.config.sources())?.map(|changes| (from.clone(), changes)),
+        None => None,
+    };
+    let Some((from, changes)) = changes else {
+        let (submission, config) = prepare_own(args)?;
+        return Ok((submission, Some(config)));
+    };
+    let name = args.name.clone();
+    let request = ApiRequest::RunContinue { from, changes, name };
+    Ok((RunSubmission { request, blobs: Vec::new() }, None))
 }
 
 /// A run with a configuration and data of its own.
-fn prepare_own(args: &RunArgs) -> Result<RunSubmission, CommandFailure> {
+fn prepare_own(args: &RunArgs) -> Result<(RunSubmission, RunConfig), CommandFailure> {
     let loaded = load(&sources_with_store(args)?)?;
+    let config = loaded.config.clone();
     check_cluster_can_run(&loaded.config)?;
     let data = if loaded.config.tokens.stores.is_empty() {
         let text = gather_text(&loaded)?;
@@ -122,7 +135,7 @@ fn prepare_own(args: &RunArgs) -> Result<RunSubmission, CommandFailure> {
     let name = args.name.clone();
     let from = args.from.clone();
     let request = ApiRequest::Run { document, corpus, weights, name, from };
-    Ok(RunSubmission { request, blobs })
+    Ok((RunSubmission { request, blobs }, config))
 }
 
 /// The sources of the configuration. Signals are heeded while a store is made of its text, so that
@@ -234,7 +247,7 @@ mod tests {
     /// Only a run that goes on from another is described by what changes.
     #[test]
     fn a_run_that_goes_on_as_it_was_submits_what_changes() {
-        let prepared = |arguments: &[&str]| prepare(&parse(arguments)).expect("legal").request;
+        let prepared = |arguments: &[&str]| prepare(&parse(arguments)).expect("legal").0.request;
         let steps = ["--from", "one", "--steps", "9"];
         let expected = ApiRequest::RunContinue {
             from: "one".to_owned(),
@@ -257,24 +270,24 @@ mod tests {
         for name in ["a.txt", "b.txt"] {
             std::fs::write(path(name), &text).expect("writable");
         }
-        let prepare_text = |name: &str| prepare(&parse(&["--text", &path(name)])).expect("legal");
+        let prepare_text = |name: &str| prepare(&parse(&["--text", &path(name)])).expect("legal").0;
         let first = prepare_text("a.txt");
         let second = prepare_text("b.txt");
         assert_eq!(first.request, second.request);
         let (document, corpus) = own(&first);
         assert_eq!(corpus.length, Bytes(text.len() as u64));
         assert!(!document.contains("a.txt"), "{document}");
-        let other = prepare(&parse(&["--text", &path("a.txt"), "--seed", "2"])).expect("legal");
+        let other = prepare(&parse(&["--text", &path("a.txt"), "--seed", "2"])).expect("legal").0;
         assert_ne!(document, own(&other).0);
     }
 
     #[test]
     fn what_was_submitted_reads_back_as_the_same_run() {
-        let submission = prepare(&parse(&["--steps", "7"])).expect("legal");
+        let submission = prepare(&parse(&["--steps", "7"])).expect("legal").0;
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("config.toml");
         std::fs::write(&file, own(&submission).0).expect("writable");
-        let again = prepare(&parse(&[&file.display().to_string()])).expect("legal");
+        let again = prepare(&parse(&[&file.display().to_string()])).expect("legal").0;
         assert_eq!(again, submission);
     }
 

@@ -147,7 +147,10 @@ impl SolverState {
         let job = self.job(&request.spec).map_err(unsolvable)?;
         let of_job = (&job, request.window);
         let found = self.search.solve_from(of_job, &request.nodes, request.in_force.as_ref());
-        found.map_err(unsolvable)
+        found.map_err(|reason| {
+            let shortage = self.search.shortage(&job, request.window, &request.nodes);
+            unsolvable(shortage.map_or(reason, |shortage| shortage.to_string()))
+        })
     }
 
     /// The planner's job that plans depend on.

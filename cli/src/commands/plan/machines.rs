@@ -1,6 +1,6 @@
 //! The machines that a plan is for.
 
-use zbelastic_api::{MemberRole, MemberState, StatusReport};
+use zbelastic_api::{MemberRole, MemberState, MemberStatus, StatusReport};
 use zbelastic_config::{NODES_MAX, NetworkSpec, NodeSpec, read_nodes};
 use zbelastic_types::Bytes;
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
@@ -38,8 +38,9 @@ pub fn machines(args: &PlanArgs, threads: usize) -> Result<NetworkSpec, CommandF
 /// The reported speed of a core of the slowest kind, in thousandths of it.
 const CORE_PERMILLE: f64 = 1000.0;
 
-/// The workers there are: those of the pipeline in its order, then those without a stage.
-fn live(status: &StatusReport, threads: usize) -> Result<NetworkSpec, CommandFailure> {
+/// The workers there are that may have a stage: those of the pipeline in its order, then those
+/// without a stage.
+pub fn live_workers(status: &StatusReport) -> Vec<&MemberStatus> {
     let is_there = |standing: &MemberState| match standing {
         MemberState::Present => true,
         MemberState::Draining | MemberState::Lost { .. } => false,
@@ -50,6 +51,11 @@ fn live(status: &StatusReport, threads: usize) -> Result<NetworkSpec, CommandFai
         workers.filter(|member| member.role == MemberRole::Worker && member.left_out.is_none());
     let mut workers: Vec<_> = workers.filter(|member| is_there(&member.standing)).collect();
     workers.sort_by_key(|member| (member.stage.is_none(), member.stage, member.id));
+    workers
+}
+
+fn live(status: &StatusReport, threads: usize) -> Result<NetworkSpec, CommandFailure> {
+    let workers = live_workers(status);
     if workers.is_empty() {
         let mut failure = CommandFailure::new(FailureCode::WrongState, "the cluster has no worker");
         let hint = "`zbelastic token create --print-join`, or --nodes with a number";
@@ -57,7 +63,7 @@ fn live(status: &StatusReport, threads: usize) -> Result<NetworkSpec, CommandFai
         return Err(failure);
     }
     let here = CORE_PERMILLE * threads as f64;
-    let node = |member: &&zbelastic_api::MemberStatus| NodeSpec {
+    let node = |member: &&MemberStatus| NodeSpec {
         name: member.name.clone(),
         speed: f64::from(member.speed_permille.max(1)) / here,
         memory: (member.memory > Bytes(0)).then_some(member.memory),

@@ -27,7 +27,7 @@ impl ControllerNode {
                 self.joins.refuse((index, term), &refusal, self.ports.state().access());
                 self.answer_command((index, term), Err(refusal));
             }
-            CoreEvent::NoPlan(none) => self.ports.journal.warn(format!("no plan: {none}")),
+            CoreEvent::NoPlan(none) => self.ports.journal.warn(none.to_string()),
             CoreEvent::Installed { index } => {
                 // Whether the snapshot holds their entries is not known.
                 for reply in self.commands.take_behind(index) {
