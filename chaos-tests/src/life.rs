@@ -139,6 +139,7 @@ fn live_float(case: &LifeCase, log: &mut EventLog) -> LifeOutcome {
             optimizer: base.optimizer.clone(),
             step_count: base.step_count,
             weights: base.weights.clone(),
+            drawn: Arc::default(),
             device: one_thread as CpuBackendFactory,
             host: zbelastic_kernels::HostThreads::one(),
             store: None,

@@ -52,6 +52,8 @@ pub struct DeviceGauge {
     /// Commands begun and commands done: odd while one is under way.
     command_edges: AtomicU64,
     evaluation: EvaluationGauge,
+    /// Bytes of layers that were made as a run begins with them.
+    drawn: WorkCounter,
     /// One more than the layer whose exchange with other islands is awaited; 0 for none.
     awaited_layer: AtomicU64,
     /// One more than the step whose tokens are awaited; 0 for none.
@@ -81,6 +83,12 @@ impl DeviceGauge {
     #[must_use]
     pub fn evaluation(&self) -> &EvaluationGauge {
         &self.evaluation
+    }
+
+    /// Bytes of layers that were made as a run begins with them.
+    #[must_use]
+    pub fn drawn(&self) -> &WorkCounter {
+        &self.drawn
     }
 
     /// The layer whose exchange with other islands is awaited, if a step waits for one.

@@ -47,6 +47,15 @@ pub enum LongActivity {
         /// The step that reads them.
         step: Step,
     },
+    /// The weights that a run begins with are drawn, or read from their file.
+    Drawing {
+        /// Bytes of layers that are there.
+        done: Bytes,
+        /// Bytes of all layers that are held here.
+        total: Bytes,
+    },
+    /// Clients read layers of a checkpoint, as whoever writes the model does.
+    Exporting {},
 }
 
 fn to_hex<S: Serializer>(hash: &Digest, serializer: S) -> Result<S::Ok, S::Error> {
@@ -80,6 +89,10 @@ impl std::fmt::Display for LongActivity {
             Self::AwaitingTokens { step } => {
                 write!(f, "waits for the tokens of step {step}, which are on their way")
             }
+            Self::Drawing { done, total } => {
+                write!(f, "makes the first weights, {done} of {total}")
+            }
+            Self::Exporting {} => write!(f, "waits while the model is read to be written"),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use zbelastic_consensus::plan::PlanRecord;
+use zbelastic_consensus::plan::{LayerSource, PlanRecord};
 use zbelastic_consensus::pre_copy::needed_at;
 use zbelastic_trainer::elastic::{StateLen, image_bytes};
 use zbelastic_types::{Bytes, Digest, LayerId, NodeId, Step};
@@ -48,6 +48,7 @@ pub struct WorkLog {
     /// Bytes of pieces of checkpoints that were verified on their way here.
     pieces: WorkCounter,
     writing: Option<CheckpointWriteProgress>,
+    first_weights: FirstWeights,
     /// Data of the job that no node has.
     missing: Option<Digest>,
     /// Requests for such data that the nodes answered: waiting for it is progress.
@@ -91,6 +92,14 @@ impl CommandWatch {
 fn command_ticks_max(held: u64) -> u32 {
     let seconds = COMMAND_PASSES * held as f64 / COMMAND_BYTES_PER_S;
     ticks_of_seconds(COMMAND_SECONDS_MIN + COMMAND_PATIENCE * seconds)
+}
+
+/// The layers of the plan that was loaded last which are as the run begins with them.
+#[derive(Clone, Copy, Default)]
+struct FirstWeights {
+    /// The gauge's count of such bytes before it was loaded.
+    before: u64,
+    total: u64,
 }
 
 /// Layers of a version on their way to disks. One that is sealed again under another plan is
@@ -174,6 +183,9 @@ impl WorkLog {
         if let Some(hash) = self.missing {
             return Some(LongActivity::AwaitingData { hash });
         }
+        if let Some((done, total)) = self.drawing(gauge) {
+            return Some(LongActivity::Drawing { done: Bytes(done), total: Bytes(total) });
+        }
         let received = self.received.total() - self.received_before;
         if received < self.receiving {
             let done = Bytes(received);
@@ -189,14 +201,37 @@ impl WorkLog {
         if let Some(step) = gauge.awaited_step() {
             return Some(LongActivity::AwaitingTokens { step });
         }
-        let CheckpointWriteProgress { version, under_way, done } = self.writing.as_ref()?;
-        let total = done + under_way.iter().map(|piece| piece.length).sum::<u64>();
-        Some(LongActivity::Writing { version: *version, done: Bytes(*done), total: Bytes(total) })
+        if let Some(writing) = &self.writing {
+            let CheckpointWriteProgress { version, under_way, done } = writing;
+            let total = done + under_way.iter().map(|piece| piece.length).sum::<u64>();
+            let total = Bytes(total);
+            return Some(LongActivity::Writing { version: *version, done: Bytes(*done), total });
+        }
+        (self.export_ticks > 0).then_some(LongActivity::Exporting {})
     }
 
-    /// Another plan was loaded, under which so many bytes are held here.
-    pub const fn note_held(&mut self, bytes: u64) {
-        self.command.held = bytes;
+    /// Bytes of first weights that are there, and all of them, while the device's thread makes them.
+    fn drawing(&self, gauge: &DeviceGauge) -> Option<(u64, u64)> {
+        let FirstWeights { before, total } = self.first_weights;
+        let done = gauge.drawn().total() - before;
+        let is_executing = !gauge.command_edges().is_multiple_of(2);
+        (is_executing && done < total).then_some((done, total))
+    }
+
+    /// Another plan is loaded, under which this node holds layers whose state has so many floats.
+    pub fn note_load(
+        &mut self,
+        (plan, me): (&PlanRecord, NodeId),
+        len: impl Fn(LayerId) -> Option<StateLen>,
+        gauge: &DeviceGauge,
+    ) {
+        let Some(held) = needed_at(plan, me) else { return };
+        let bytes = |layer: &LayerId| len(*layer).map_or(0, image_bytes);
+        let is_first =
+            |layer: &&LayerId| plan.sources.get(layer.index()) == Some(&LayerSource::Initial);
+        self.command.held = held.iter().map(bytes).sum();
+        let total = held.iter().filter(is_first).map(bytes).sum();
+        self.first_weights = FirstWeights { before: gauge.drawn().total(), total };
     }
 
     /// Whether an operation began or ended since the last call, as the gauge counts edges; and if it
@@ -245,15 +280,6 @@ pub struct WorkReport {
     pub progress: Option<u64>,
     /// The count of work and the long activity, if that is due: for controllers.
     pub activity: Option<(u64, Option<LongActivity>)>,
-}
-
-/// Bytes that a node holds under a plan of layers whose state has so many floats.
-pub fn held_bytes(
-    plan: &PlanRecord,
-    me: NodeId,
-    len: impl Fn(LayerId) -> Option<StateLen>,
-) -> Option<u64> {
-    Some(needed_at(plan, me)?.into_iter().filter_map(len).map(image_bytes).sum())
 }
 
 #[cfg(test)]
@@ -306,6 +332,36 @@ mod tests {
         assert_eq!(log.handle_tick(&gauge, false, 0).progress, None, "silence is none");
         assert_eq!(log.activity(&gauge), Some(LongActivity::AwaitingData { hash }));
         assert!(log.note_missing(None));
+        assert_eq!(log.activity(&gauge), None);
+    }
+
+    #[test]
+    fn first_weights_are_an_activity_while_the_device_makes_them() {
+        let gauge = DeviceGauge::default();
+        gauge.drawn().add(7);
+        let first_weights = FirstWeights { before: 7, total: 30 };
+        let log = WorkLog { first_weights, ..WorkLog::default() };
+        assert_eq!(log.activity(&gauge), None, "the device has not begun");
+        gauge.mark_command_edge();
+        let drawing = |done| LongActivity::Drawing { done: Bytes(done), total: Bytes(30) };
+        assert_eq!(log.activity(&gauge), Some(drawing(0)));
+        gauge.drawn().add(20);
+        assert_eq!(log.activity(&gauge), Some(drawing(20)));
+        gauge.drawn().add(10);
+        assert_eq!(log.activity(&gauge), None, "they are there");
+    }
+
+    #[test]
+    fn a_model_that_is_read_is_an_activity_for_a_while() {
+        let gauge = DeviceGauge::default();
+        let mut log = WorkLog::default();
+        log.note_export();
+        assert_eq!(log.activity(&gauge), Some(LongActivity::Exporting {}));
+        gauge.evaluation().set(Some((1, 2)));
+        let evaluating = LongActivity::Evaluating { done: 1, total: 2 };
+        assert_eq!(log.activity(&gauge), Some(evaluating), "who waits for a loss sees its passes");
+        gauge.evaluation().set(None);
+        (0..EXPORT_TICKS).for_each(|_| _ = log.update_evaluation_wait(false, false));
         assert_eq!(log.activity(&gauge), None);
     }
 

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use zbelastic_consensus::job::{JobSpec, WindowPolicy};
 use zbelastic_consensus::member::Holder;
@@ -114,6 +115,11 @@ fn runtime() -> CpuWorker {
 }
 
 fn runtime_of(model: ModelConfig) -> CpuWorker {
+    counted_runtime(model, Arc::default())
+}
+
+/// The same, which counts the bytes of layers that it begins with.
+fn counted_runtime(model: ModelConfig, drawn: Arc<AtomicU64>) -> CpuWorker {
     let setup = crate::common::plan(&model, ScheduleKind::ZbH1, 1, Window::One);
     let stage = crate::common::setup(model.clone(), setup, 4);
     let optimizer = stage.optimizer.clone();
@@ -123,8 +129,17 @@ fn runtime_of(model: ModelConfig) -> CpuWorker {
     let store = None;
     let clock = None;
     let step_count = 4;
-    let factory =
-        BackendStageFactory { model, optimizer, step_count, weights, device, host, store, clock };
+    let factory = BackendStageFactory {
+        model,
+        optimizer,
+        step_count,
+        weights,
+        drawn,
+        device,
+        host,
+        store,
+        clock,
+    };
     WorkerRuntime::new(
         RuntimeSetup { stage, gradient_limits: FrameLimits { parts: 2, floats: 100 } },
         factory,
@@ -217,6 +232,16 @@ fn the_layers_of_a_life_that_ended_are_those_of_the_next_one() {
     }
 }
 
+#[test]
+fn layers_that_a_run_begins_with_are_counted_as_they_are_made() {
+    let drawn = Arc::<AtomicU64>::default();
+    let mut runtime = counted_runtime(tiny(), drawn.clone());
+    runtime.handle(load(&plan(1, [1, 2, 3], LayerSource::Initial), 3)).expect("a command");
+    let made: usize = runtime.idle_layers().values().map(|image| image.encode().len()).sum();
+    assert!(made > 0);
+    assert_eq!(drawn.load(Ordering::Relaxed), made as u64);
+}
+
 /// What a checkpoint or a peer holds of a version stays that version while the layer goes on.
 #[test]
 fn an_image_stays_as_it_was_while_its_layer_goes_on() {
@@ -241,6 +266,7 @@ fn an_image_stays_as_it_was_while_its_layer_goes_on() {
             optimizer: setup.optimizer,
             step_count: 4,
             weights: setup.weights,
+            drawn: Arc::default(),
             device: |_: DeviceUse| CpuBackend::new(1).expect("one thread"),
             host: HostThreads::one(),
             store: None,

@@ -92,6 +92,7 @@ fn runtime(injection: Option<&str>, is_full: Rc<Cell<bool>>) -> TightWorker {
         optimizer,
         step_count: STEPS,
         weights,
+        drawn: Arc::default(),
         device,
         host: HostThreads::one(),
         store: None,

@@ -439,7 +439,7 @@ impl<M: WorkerDevice> DeviceThread<M> {
                 self.runtime = None;
                 self.set_links(None);
                 self.corpus = Some(job.corpus.clone());
-                match begin(&self.worker_device, *job) {
+                match begin(&self.worker_device, *job, self.gauge.drawn().shared()) {
                     Ok((runtime, links, exchange)) => {
                         self.exchange = exchange;
                         self.runtime = Some(runtime);

@@ -1,13 +1,15 @@
 //! Stages and copies on a device.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use zbelastic_consensus::validation::{Seal, TensorSum, Turn};
 use zbelastic_kernels::{AllocateError, Backend, BufferViewMut, DeviceFault, HostThreads};
 use zbelastic_types::{Bytes, Digest, Fingerprint, LayerId, StageIndex, Step};
 
 use super::{
-    CopyRefusal, GradientPart, GradientProgress, LayerCopy, LayerImage, StageFactory, layer_digest,
+    CopyRefusal, GradientPart, GradientProgress, LayerCopy, LayerImage, StageFactory, image_bytes,
+    layer_digest,
 };
 use crate::layer_image::layer_digest_on;
 use crate::model::{LayerClock, LayerSpec, LayerState, LayerTimer, ModelConfig, model_layers};
@@ -26,6 +28,8 @@ pub struct BackendStageFactory<F> {
     pub step_count: u64,
     /// Weights of the layers before the first step.
     pub weights: InitialWeights,
+    /// Counts the bytes of layers that were made of these weights.
+    pub drawn: Arc<AtomicU64>,
     /// Makes a handle on the device.
     pub device: F,
     /// The threads that draw and hash layers before the device has them.
@@ -83,7 +87,10 @@ impl<F: BackendFactory> StageFactory for BackendStageFactory<F> {
     }
 
     fn initial(&self, layer: LayerId) -> LayerImage {
-        self.weights.image_of(&self.host, &model_layers(&self.model)[layer.index()])
+        let spec = &model_layers(&self.model)[layer.index()];
+        let image = self.weights.image_of(&self.host, spec);
+        self.drawn.fetch_add(image_bytes(spec.state_len()), Ordering::Relaxed);
+        image
     }
 
     fn digest(&self, image: &LayerImage) -> Digest {

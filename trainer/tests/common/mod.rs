@@ -328,6 +328,7 @@ impl<B: Backend> StageCluster<B> {
             optimizer: setup.optimizer.clone(),
             step_count: setup.step_count,
             weights: setup.weights.clone(),
+            drawn: Arc::default(),
             device,
             host: HostThreads::one(),
             store: None,

@@ -199,6 +199,7 @@ fn a_copy_takes_what_is_counted() {
         optimizer: setup.optimizer.clone(),
         step_count: 1,
         weights: setup.weights.clone(),
+        drawn: Arc::default(),
         device: |_: DeviceUse| backend.sibling(),
         host: HostThreads::one(),
         store: None,

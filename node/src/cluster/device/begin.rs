@@ -1,5 +1,8 @@
 //! How a job begins on a device: the device is opened, and the runtime of a worker made on it.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
 use zbelastic_config::OffloadStore;
 use zbelastic_islands::{ExchangeSetup, ExchangeThread};
 use zbelastic_kernels::HostThreads;
@@ -25,6 +28,7 @@ type BegunJob<M> = (DeviceRuntime<M>, Option<Box<dyn DeviceLinks>>, Option<Excha
 pub(super) fn begin<M: WorkerDevice>(
     worker_device: &M,
     job: DeviceJob,
+    drawn: Arc<AtomicU64>,
 ) -> Result<BegunJob<M>, WorkerDeviceError> {
     let DeviceJob { document, corpus, weights, scratch } = job;
     let config = &document.job.config;
@@ -35,6 +39,7 @@ pub(super) fn begin<M: WorkerDevice>(
         optimizer: config.optimizer.clone(),
         step_count: config.steps,
         weights: weights.clone(),
+        drawn,
         device,
         host: HostThreads::new(worker_device.host_threads())?,
         store: match config.memory.offload_store {

@@ -8,7 +8,6 @@ use zbelastic_consensus::member::{AdmissionRefusal, Holder};
 use zbelastic_consensus::pre_copy::PreCopyPlan;
 use zbelastic_consensus::session::{LoadCommand, WorkerCommand, WorkerEvent};
 use zbelastic_policy::drain_cause::DrainCause;
-use zbelastic_policy::work_log::held_bytes;
 use zbelastic_trainer::runtime::RuntimeInput;
 
 use super::WorkerNode;
@@ -109,9 +108,8 @@ impl WorkerNode {
             return self.job.await_shards(command, ports, self.data_paths.clone());
         }
         let len = |layer| self.job.layer_len(layer);
-        if let Some(bytes) = held_bytes(&load.plan, self.ports.me, len) {
-            self.ports.work_log.note_held(bytes);
-        }
+        let plan = (&*load.plan, self.ports.me);
+        self.ports.work_log.note_load(plan, len, self.ports.device.gauge());
         self.layers.begin_plan(&load.plan, &mut self.ports);
         self.job.set_plan(load.plan.clone(), &mut self.ports);
         self.ports.send_to_device(RuntimeInput::Command(WorkerCommand::Load(load)));
