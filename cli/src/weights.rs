@@ -8,10 +8,13 @@ use zbelastic_config::{RunConfig, WeightSource};
 use zbelastic_kernels::HostThreads;
 use zbelastic_machine::{DiskWeights, core_count};
 use zbelastic_trainer::hf::{
-    ADAPTER_WEIGHTS, ImportError, ShardIndex, ShardIndexError, WEIGHTS_FILE, WEIGHTS_INDEX,
-    WeightBytes, WeightFile, import_files, read_adapters, write_initial, write_safetensors,
+    ADAPTER_WEIGHTS, ImportError, ShardIndex, ShardIndexError, StoredFile, StoredWeights,
+    WEIGHTS_FILE, WEIGHTS_INDEX, WeightBytes, WeightFile, import_files, read_adapters,
+    write_initial, write_safetensors,
 };
-use zbelastic_trainer::model::{ModelConfig, draw_adapters, initial_weights, model_layers};
+use zbelastic_trainer::model::{
+    LayerSpec, ModelConfig, draw_adapters, initial_weights, model_layers,
+};
 use zbelastic_types::Bytes;
 use zbelastic_wording::{CommandFailure, FailureDetail};
 
@@ -47,6 +50,39 @@ pub fn weights_of_folder(
     folder: &Path,
 ) -> Result<Vec<Vec<f32>>, CommandFailure> {
     read_weights(model, folder).map_err(|error| failure(detail(folder, &error)))
+}
+
+/// The weights of a folder, of which a layer is read when it is needed.
+///
+/// # Errors
+/// If the files cannot be opened, or their tensors are not the model's.
+pub fn stored_weights_of_folder(
+    model: &ModelConfig,
+    folder: &Path,
+) -> Result<StoredWeights, CommandFailure> {
+    let stored = open_folder(folder).and_then(|FolderFiles { files, index }| {
+        let boxed =
+            |(name, bytes): (String, DiskWeights)| -> StoredFile { (name, Box::new(bytes)) };
+        let files = files.into_iter().map(boxed).collect();
+        // Models in Hugging Face's form have no adapters that a seed would give.
+        Ok(StoredWeights::of_files(model, 0, files, index.as_ref())?)
+    });
+    stored.map_err(|error| failure(detail(folder, &error)))
+}
+
+/// The floats of a layer of [`stored_weights_of_folder`].
+///
+/// # Errors
+/// If they cannot be read, or one of them is not finite.
+pub fn read_stored_layer(
+    (stored, folder): (&StoredWeights, &Path),
+    spec: &LayerSpec,
+    host: &HostThreads,
+) -> Result<Vec<f32>, CommandFailure> {
+    let mut floats = vec![0.0; spec.len()];
+    let read = stored.read_layer(host, spec, &mut floats);
+    read.map_err(|error| failure(detail(folder, &error.into())))?;
+    Ok(floats)
 }
 
 /// The weights of the folder that `model.from_hf` names.
@@ -143,20 +179,33 @@ pub fn weights_file(config: &RunConfig, layers: &[Vec<f32>]) -> Vec<u8> {
     file
 }
 
-/// transformers reads the one file where there are both.
 fn read_weights(model: &ModelConfig, folder: &Path) -> Result<Vec<Vec<f32>>, WeightFolderError> {
+    let FolderFiles { files, index } = open_folder(folder)?;
+    let named = files.iter().map(|(name, bytes)| WeightFile { name: name.clone(), bytes });
+    Ok(import_files(model, &named.collect::<Vec<_>>(), index.as_ref(), &reading_threads())?)
+}
+
+/// Threads that read weights. Where there are none for it, it takes longer.
+pub fn reading_threads() -> HostThreads {
+    HostThreads::new(core_count()).unwrap_or_else(|_| HostThreads::one())
+}
+
+/// The files of weights in a folder, by their names, and the index if there are several.
+struct FolderFiles {
+    files: Vec<(String, DiskWeights)>,
+    index: Option<ShardIndex>,
+}
+
+/// transformers reads the one file where there are both.
+fn open_folder(folder: &Path) -> Result<FolderFiles, WeightFolderError> {
     let is_sharded = !folder.join(WEIGHTS_FILE).exists() && folder.join(WEIGHTS_INDEX).exists();
     let index = if is_sharded { Some(read_index(folder)?) } else { None };
     let names = index.as_ref().map_or_else(|| vec![WEIGHTS_FILE], ShardIndex::files);
-    let files = names.iter().map(|name| open_weights(folder, name));
-    let files = files.collect::<Result<Vec<DiskWeights>, _>>()?;
-    let bytes: u64 = files.iter().map(DiskWeights::len).sum();
+    let open = |name: &&str| open_weights(folder, name).map(|file| ((*name).to_owned(), file));
+    let files = names.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+    let bytes: u64 = files.iter().map(|(_, bytes)| bytes.len()).sum();
     check_size("the model", bytes, WEIGHTS_BYTES_MAX)?;
-    let named = names.iter().zip(&files);
-    let files = named.map(|(name, bytes)| WeightFile { name: (*name).to_owned(), bytes });
-    // Where there are no threads for it, it takes longer.
-    let host = HostThreads::new(core_count()).unwrap_or_else(|_| HostThreads::one());
-    Ok(import_files(model, &files.collect::<Vec<_>>(), index.as_ref(), &host)?)
+    Ok(FolderFiles { files, index })
 }
 
 fn read_index(folder: &Path) -> Result<ShardIndex, WeightFolderError> {
@@ -178,7 +227,7 @@ fn check_size(name: &'static str, found: u64, max: u64) -> Result<(), WeightFold
 #[cfg(test)]
 mod tests {
     use zbelastic_config::load_document;
-    use zbelastic_trainer::hf::import_safetensors;
+    use zbelastic_trainer::hf::{WeightType, WeightsFiles, import_safetensors};
 
     use super::*;
 
@@ -205,6 +254,33 @@ mod tests {
         let index = r#"{"weight_map": {"wte.weight": "model-1.safetensors"}}"#;
         std::fs::write(folder.path().join(WEIGHTS_INDEX), index).expect("room");
         assert!(message().contains("model-1.safetensors: No such file"), "{}", message());
+    }
+
+    /// What is read layer by layer is what is read at once, from one file or from several.
+    #[test]
+    fn layers_of_a_folder_are_read_one_by_one() {
+        let model = model();
+        let specs = model_layers(&model);
+        let layers: Vec<Vec<f32>> = specs.iter().map(|spec| initial_weights(spec, 1)).collect();
+        for bytes_max in [u64::MAX, 1 << 12] {
+            let folder = tempfile::tempdir().expect("a folder");
+            let files = WeightsFiles::new(&model, WeightType::F32, bytes_max);
+            for file in files.files() {
+                let mut bytes = Vec::new();
+                file.write(&layers, &mut bytes).expect("memory");
+                std::fs::write(folder.path().join(file.name()), bytes).expect("room");
+            }
+            if let Some(index) = files.index_json() {
+                std::fs::write(folder.path().join(WEIGHTS_INDEX), index).expect("room");
+            }
+            assert_eq!(files.files().len() > 1, bytes_max < u64::MAX);
+            let stored = stored_weights_of_folder(&model, folder.path()).expect("it is whole");
+            let host = HostThreads::one();
+            let read = |spec| read_stored_layer((&stored, folder.path()), spec, &host);
+            let read: Result<Vec<_>, _> = specs.iter().map(read).collect();
+            assert_eq!(read.expect("it is whole"), layers);
+            assert_eq!(weights_of_folder(&model, folder.path()).expect("it is whole"), layers);
+        }
     }
 
     /// What a cluster is sent does not depend on how the folder holds it.

@@ -32,7 +32,7 @@ pub use import::{WeightFile, import_adapters, import_files, import_safetensors, 
 pub use import_error::{HeaderError, ImportError};
 pub use layer_window::{LayerWindow, layer_order};
 pub use shards::{SHARDS_MAX, ShardIndex, ShardIndexError};
-pub use stored_weights::StoredWeights;
+pub use stored_weights::{StoredFile, StoredWeights};
 pub use weight_file::WeightBytes;
 pub use weight_type::WeightType;
 pub use write::{

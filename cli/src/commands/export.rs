@@ -39,6 +39,7 @@ use crate::data_failure::of_folder;
 use crate::progress::CommandProgress;
 use crate::run_files::RUNS;
 use crate::run_tokenizer::kept_tokenizer;
+use crate::weights::{read_stored_layer, reading_threads};
 
 /// What configurations, headers and the card take at most beside weights and tokenizer.
 const SMALL_FILES: u64 = 1 << 22;
@@ -216,8 +217,12 @@ fn write(
     let to = (files, partial);
     let written = match &exported.weights {
         WeightsSource::Folder(saved) => {
-            let layers = saved.weights()?;
-            write_layers(args, exported, &mut |layer| Ok(&layers[layer.0 as usize]), to)?
+            let stored = saved.stored_weights()?;
+            let specs = model_layers(&saved.config);
+            let host = reading_threads();
+            let from = (&stored, &*saved.folder);
+            let mut read = |layer: LayerId| read_stored_layer(from, &specs[layer.index()], &host);
+            write_layers(args, exported, &mut read, to)?
         }
         WeightsSource::Adapters(layers) => {
             write_layers(args, exported, &mut |layer| Ok(&layers[layer.0 as usize]), to)?

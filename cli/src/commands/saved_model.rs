@@ -9,7 +9,7 @@ use zbelastic_data::encode::{BytesEncoder, EncodeDocuments};
 use zbelastic_kernels::AllocateError;
 use zbelastic_tokenizer::TokenizerFiles;
 use zbelastic_trainer::hf::{
-    ADAPTER_WEIGHTS, MODEL_CONFIG, SpecialTokenIds, import_adapters, parse_config,
+    ADAPTER_WEIGHTS, MODEL_CONFIG, SpecialTokenIds, StoredWeights, import_adapters, parse_config,
 };
 use zbelastic_trainer::model::ModelConfig;
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
@@ -17,7 +17,7 @@ use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 use crate::data_failure::of_folder;
 use crate::run_files::{ADAPTER, CLUSTER, CONFIG, MODEL, RUN};
 use crate::tokenizer_encoder::TokenizerEncoder;
-use crate::weights::weights_of_folder;
+use crate::weights::{stored_weights_of_folder, weights_of_folder};
 
 /// File that a tokenizer has at least.
 const TOKENIZER: &str = "tokenizer.json";
@@ -203,6 +203,14 @@ impl SavedModel {
     /// If they cannot be read, or are not the model's.
     pub fn weights(&self) -> Result<Vec<Vec<f32>>, CommandFailure> {
         weights_of_folder(&self.config, &self.folder)
+    }
+
+    /// The weights, of which a layer is read when it is needed.
+    ///
+    /// # Errors
+    /// If the files cannot be opened, or their tensors are not the model's.
+    pub fn stored_weights(&self) -> Result<StoredWeights, CommandFailure> {
+        stored_weights_of_folder(&self.config, &self.folder)
     }
 
     /// The adapters that its run trained, which are merged into it; nothing for a model without.

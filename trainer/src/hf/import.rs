@@ -84,7 +84,7 @@ fn import_found(
     let mut placed = place(file_tensors(model), found)?;
     let copy = tied_copy(model).and_then(|name| found.remove(name));
     check_extra(model, found)?;
-    placed.sort_by_key(|placed| (placed.file, placed.stored.start));
+    placed.sort_by_key(PlacedTensor::start);
     let mut layers: Vec<Vec<f32>> =
         model_layers(model).iter().map(|spec| vec![0.0; spec.len()]).collect();
     read_all(&placed, files, &mut layers, host)?;
@@ -187,7 +187,7 @@ pub(super) fn find_tensors(files: &[WeightFile<'_>]) -> Result<TensorsByName, Im
     Ok(found)
 }
 
-fn check_index(
+pub(super) fn check_index(
     index: &ShardIndex,
     files: &[WeightFile<'_>],
     found: &TensorsByName,
@@ -247,9 +247,9 @@ impl PlacedTensor {
         Self { file: self.file, stored: self.stored.clone(), tensor }
     }
 
-    /// Where its elements begin in the file.
-    pub(super) fn start(&self) -> u64 {
-        self.stored.start
+    /// Its file, and where its elements begin there.
+    pub(super) fn start(&self) -> (usize, u64) {
+        (self.file, self.stored.start)
     }
 
     /// Reads the tensor into the floats of its parts.

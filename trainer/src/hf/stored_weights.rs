@@ -1,31 +1,35 @@
-//! The weights that a run begins with, in the file that its job names: each layer is read when a stage needs it, so
-//! that no process holds the model.
+//! Weights in files of which each layer is read when it is needed, so that no process holds the model: those that a run
+//! begins with, in the file that its job names, and those of a folder.
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::slice;
 
 use zbelastic_kernels::HostThreads;
 
 use super::import::{
-    PlacedTensor, WeightFile, check_extra, compare, find_tensors, place, read_all,
+    PlacedTensor, WeightFile, check_extra, check_index, compare, find_tensors, place, read_all,
 };
 use super::import_error::ImportError;
 use super::names::{adapter_tensors, file_tensors, tied_copy};
+use super::shards::ShardIndex;
 use super::weight_file::WeightBytes;
 use crate::model::{LayerSpec, ModelConfig, draw_layer_adapters, model_layers};
 
-/// A file of [`super::write_initial`], whose layers are read one by one.
+/// The bytes of a file with weights, with the name that errors call it.
+pub type StoredFile = (String, Box<dyn WeightBytes + Send>);
+
+/// A file of [`super::write_initial`], or the files of a model, whose layers are read one by one.
 pub struct StoredWeights {
-    bytes: Box<dyn WeightBytes + Send>,
+    files: Vec<StoredFile>,
     seed: u64,
-    /// Of each layer the tensors of the file that it is made of.
+    /// Of each layer the tensors of the files that it is made of.
     layers: Vec<Vec<PlacedTensor>>,
 }
 
 impl fmt::Debug for StoredWeights {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StoredWeights").field("bytes", &self.bytes.len()).finish_non_exhaustive()
+        let bytes: u64 = self.files.iter().map(|(_, bytes)| bytes.len()).sum();
+        f.debug_struct("StoredWeights").field("bytes", &bytes).finish_non_exhaustive()
     }
 }
 
@@ -40,7 +44,29 @@ impl StoredWeights {
         seed: u64,
         bytes: Box<dyn WeightBytes + Send>,
     ) -> Result<Self, ImportError> {
-        let mut found = find_tensors(slice::from_ref(&named(&*bytes)))?;
+        let file = ("the file of weights".to_owned(), bytes);
+        let stored = Self::of_files(model, seed, vec![file], None)?;
+        for spec in &model_layers(model) {
+            stored.read_layer(&HostThreads::one(), spec, &mut vec![0.0; spec.len()])?;
+        }
+        Ok(stored)
+    }
+
+    /// The weights of `model` in these files, of which only headers are read; `index` says which tensor is in which.
+    /// Adapters are those of the files if they have any, and else those that `seed` gives.
+    ///
+    /// # Errors
+    /// If the header of a file is damaged, or the tensors of all of them are not those of the model.
+    pub fn of_files(
+        model: &ModelConfig,
+        seed: u64,
+        files: Vec<StoredFile>,
+        index: Option<&ShardIndex>,
+    ) -> Result<Self, ImportError> {
+        let mut found = find_tensors(&named(&files))?;
+        if let Some(index) = index {
+            check_index(index, &named(&files), &found)?;
+        }
         let adapters = adapter_tensors(model);
         let has_adapters = adapters.iter().any(|tensor| found.contains_key(&tensor.name));
         let adapters = if has_adapters { adapters } else { Vec::new() };
@@ -49,14 +75,12 @@ impl StoredWeights {
         let copy = tied_copy(model).and_then(|name| found.remove(name));
         check_extra(model, &found)?;
         let specs = model_layers(model);
-        let stored = Self { bytes, seed, layers: by_layer(&placed, specs.len()) };
-        for spec in &specs {
-            let mut floats = vec![0.0; spec.len()];
-            stored.read_layer(&HostThreads::one(), spec, &mut floats)?;
-            if let (0, Some((_, tensor))) = (spec.layer.index(), &copy) {
-                let embedding = &floats[spec.tensors[0].range.clone()];
-                compare(&named(&*stored.bytes), tensor, embedding, model)?;
-            }
+        let stored = Self { seed, layers: by_layer(&placed, specs.len()), files };
+        if let Some((file, tensor)) = &copy {
+            let mut floats = vec![0.0; specs[0].len()];
+            stored.read_layer(&HostThreads::one(), &specs[0], &mut floats)?;
+            let embedding = &floats[specs[0].tensors[0].range.clone()];
+            compare(&named(&stored.files)[*file], tensor, embedding, model)?;
         }
         Ok(stored)
     }
@@ -64,7 +88,7 @@ impl StoredWeights {
     /// Reads a layer, tensor after tensor, on the threads of `host`.
     ///
     /// # Errors
-    /// If the file cannot be read any more.
+    /// If a file cannot be read, or has a number that is not finite.
     ///
     /// # Panics
     /// If `floats` are not as many as the layer has.
@@ -77,15 +101,15 @@ impl StoredWeights {
         assert_eq!(floats.len(), spec.len(), "a layer is read whole");
         draw_layer_adapters(spec, self.seed, floats);
         let placed = &self.layers[spec.layer.index()];
-        read_all(placed, slice::from_ref(&named(&*self.bytes)), &mut [floats], host)
+        read_all(placed, &named(&self.files), &mut [floats], host)
     }
 }
 
-fn named(bytes: &dyn WeightBytes) -> WeightFile<'_> {
-    WeightFile { name: "the file of weights".to_owned(), bytes }
+fn named(files: &[StoredFile]) -> Vec<WeightFile<'_>> {
+    files.iter().map(|(name, bytes)| WeightFile { name: name.clone(), bytes: &**bytes }).collect()
 }
 
-/// Of each layer the tensors with parts in it, as if it was the only one, in the order in which they lie in the file.
+/// Of each layer the tensors with parts in it, as if it was the only one, in the order in which they lie in the files.
 fn by_layer(placed: &[PlacedTensor], count: usize) -> Vec<Vec<PlacedTensor>> {
     let mut layers: Vec<Vec<PlacedTensor>> = (0..count).map(|_| Vec::new()).collect();
     for tensor in placed {
