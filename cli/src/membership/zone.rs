@@ -25,3 +25,30 @@ pub fn finish_zone_query(query: Option<ZoneQuery>) -> Option<CloudZone> {
         None
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Cli, CliCommand};
+
+    #[test]
+    fn a_zone_is_requested_only_where_none_is_known() {
+        let parse = |arguments: &[&str]| {
+            let line = ["zbelastic", "join", "--spot", "none"].iter().chain(arguments);
+            let CliCommand::Join(args) = Cli::try_parse_from(line).expect("legal").command else {
+                panic!("join")
+            };
+            args
+        };
+        let query = |arguments: &[&str], role, known_zone| {
+            begin_zone_query(&parse(arguments), role, known_zone)
+        };
+        assert!(query(&[], MemberRole::Worker, "").is_some());
+        assert!(query(&[], MemberRole::Controller, "").is_none());
+        assert!(query(&["--zone", "rack-1"], MemberRole::Worker, "").is_none());
+        assert!(query(&[], MemberRole::Worker, "rack-1").is_none(), "typed at an earlier start");
+        assert_eq!(finish_zone_query(query(&[], MemberRole::Worker, "")), None, "nobody answers");
+    }
+}
