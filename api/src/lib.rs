@@ -18,6 +18,7 @@ mod answer;
 pub mod client;
 mod escape;
 mod event;
+mod failure_log;
 mod hex;
 mod reason;
 mod refusal;
@@ -39,6 +40,7 @@ pub use answer::{
 };
 pub use escape::escape;
 pub use event::{ClusterEvent, EventKind};
+pub use failure_log::FailureLog;
 pub use hex::HexDigest;
 pub use reason::{reason_text, rewind_text};
 pub use refusal::{ApiRefusal, ResourceKind, RunAbsence, WrongState};

@@ -64,7 +64,7 @@ impl SpanCollector {
         } else {
             return Ok(None);
         };
-        check_protocol(&variable)?;
+        check_protocol(variable)?;
         let headers = headers(&variable(HEADERS).unwrap_or_default())?;
         let poster = JsonPoster::new(&address, headers).map_err(|reason| {
             let hint = "such as http://localhost:4318; or unset it";

@@ -31,11 +31,13 @@ pub struct CloudZone {
     pub cloud: Cloud,
 }
 
+type ZoneThread = JoinHandle<Result<Option<CloudZone>, MetadataFault>>;
+
 /// A thread that requests the zone of this machine.
 #[derive(Debug)]
 pub struct ZoneQuery {
     /// `None` if no request is sent.
-    thread: Option<io::Result<JoinHandle<Result<Option<CloudZone>, MetadataFault>>>>,
+    thread: Option<io::Result<ZoneThread>>,
 }
 
 impl ZoneQuery {

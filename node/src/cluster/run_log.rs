@@ -1,8 +1,6 @@
 //! What is reported of a run, from what was agreed: events, the line of a step, what a failure
 //! cost. Pure but for the time, which is an argument; nothing is decided by it.
 
-mod failures;
-
 use std::time::{Duration, Instant};
 
 use zbelastic_consensus::duty::least_moved;
@@ -18,8 +16,7 @@ use zbelastic_types::{Bytes, Generation, NodeId, RunId, StageIndex, Step, Tensor
 use zbelastic_wire::document::NamedJob;
 use zbelastic_wire::layer_bytes;
 
-use failures::FailureLog;
-use zbelastic_api::{EventKind, FailureStatus, HexDigest, MemberRole, VerdictWait};
+use zbelastic_api::{EventKind, FailureLog, FailureStatus, HexDigest, MemberRole, VerdictWait};
 use zbelastic_api::{reason_text, rewind_text};
 use zbelastic_timing::checkpoint_times::CheckpointTimes;
 use zbelastic_timing::layer_moves::LayerMoves;

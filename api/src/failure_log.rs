@@ -4,15 +4,14 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
+use zbelastic_timing::layer_moves::MovedLayers;
 use zbelastic_types::{Bytes, Generation};
 
-use super::milliseconds;
-use zbelastic_api::{FAILURES_MAX, FailureStatus};
-use zbelastic_timing::layer_moves::MovedLayers;
+use crate::{FAILURES_MAX, FailureStatus};
 
 /// The last failures, the newest last.
 #[derive(Debug, Default)]
-pub(super) struct FailureLog {
+pub struct FailureLog {
     failures: VecDeque<FailureStatus>,
     /// Failures that wait for the next seal, with when they were agreed on. None waits that the log
     /// does not hold.
@@ -21,12 +20,13 @@ pub(super) struct FailureLog {
 
 impl FailureLog {
     /// The failures, the newest last.
-    pub(super) fn statuses(&self) -> Vec<FailureStatus> {
+    #[must_use]
+    pub fn statuses(&self) -> Vec<FailureStatus> {
         self.failures.iter().cloned().collect()
     }
 
     /// A holder was lost.
-    pub(super) fn note(&mut self, failure: FailureStatus, now: Instant) {
+    pub fn note(&mut self, failure: FailureStatus, now: Instant) {
         self.open.push_back((failure.at_ms, now));
         self.failures.push_back(failure);
         while self.failures.len() > FAILURES_MAX {
@@ -39,7 +39,7 @@ impl FailureLog {
 
     /// A plan was adopted: it is the one after each failure that waits. `least` are the fewest bytes
     /// that have to move for it.
-    pub(super) fn note_plan(&mut self, generation: Generation, least: Bytes) {
+    pub fn note_plan(&mut self, generation: Generation, least: Bytes) {
         for failure in self.open_failures() {
             failure.generation = Some(generation.0);
             failure.bytes_floor = least;
@@ -47,7 +47,7 @@ impl FailureLog {
     }
 
     /// The plan after failures runs, for which these layers moved.
-    pub(super) fn note_resumed(&mut self, generation: Generation, moved: MovedLayers) {
+    pub fn note_resumed(&mut self, generation: Generation, moved: MovedLayers) {
         let is_after = |failure: &&mut FailureStatus| failure.generation == Some(generation.0);
         for failure in self.failures.iter_mut().filter(is_after) {
             failure.layers_moved = moved.layers;
@@ -56,17 +56,17 @@ impl FailureLog {
     }
 
     /// So many steps are computed again, as a cost of each failure that has no seal after it yet.
-    pub(super) fn note_steps_lost(&mut self, lost: u64) {
+    pub fn note_steps_lost(&mut self, lost: u64) {
         for failure in self.open_failures() {
             failure.steps_lost = failure.steps_lost.max(lost);
         }
     }
 
     /// A step was sealed: no failure waits any more.
-    pub(super) fn note_seal(&mut self, now: Instant) {
+    pub fn note_seal(&mut self, now: Instant) {
         for (at_ms, since) in self.open.drain(..) {
             for failure in self.failures.iter_mut().filter(|failure| failure.at_ms == at_ms) {
-                let since = milliseconds(now - since);
+                let since = (now - since).as_secs_f64() * 1e3;
                 failure.next_seal_ms.get_or_insert(since + failure.detected_ms.unwrap_or(0.0));
             }
         }
@@ -85,10 +85,10 @@ impl FailureLog {
 mod tests {
     use std::time::Duration;
 
+    use zbelastic_timing::layer_moves::LayerMoves;
     use zbelastic_types::NodeId;
 
     use super::*;
-    use zbelastic_timing::layer_moves::LayerMoves;
 
     fn failure(at_ms: u64) -> FailureStatus {
         let lost = (NodeId(3), "three".to_owned(), "silent".to_owned());
