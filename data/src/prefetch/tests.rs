@@ -231,7 +231,7 @@ fn the_demanded_step_comes_first_after_a_rewind_as_well() {
 
 #[test]
 fn an_island_fetches_what_it_reads_itself() {
-    let run = RunSteps { islands: (3, 2), ..RUN };
+    let run = RunSteps { count: 20, islands: (3, 2), ..RUN };
     assert_eq!([0, 1, 7].map(|step| run.batch_step(step)), [2, 5, 23].map(Step));
     assert_eq!([2, 5, 23].map(|step| run.own_step(Step(step))), [0, 1, 7]);
     let evaluated: Vec<u64> =
