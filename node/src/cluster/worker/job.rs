@@ -304,6 +304,7 @@ impl WorkerJob {
         drop_superseded(&mut held);
         report_damaged(damaged, ports);
         let failure = outcome.as_ref().err();
+        report_damaged(failure.map(FetchError::damaged).unwrap_or_default(), ports);
         if fetch.note_failure(failure.map(ToString::to_string)) {
             let why = failure.expect("it failed");
             ports.journal.warn(format!("shards of its token stores: {why}"));
