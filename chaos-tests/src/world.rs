@@ -454,7 +454,9 @@ impl<'a, M: StageFactory, S: BatchSource + Clone> World<'a, M, S> {
                 self.workers.session_message(&mut self.env, from, to, envelope)
             }
             SimulatedPacket::Peer { frame, is_flipped } => {
-                self.workers.note_arrival(to, &frame, is_flipped);
+                if let Some(machine) = self.workers.machines.get_mut(&to) {
+                    machine.note_arrival(&frame, is_flipped);
+                }
                 self.workers.peer_frame(&mut self.env, to, *frame);
             }
         }

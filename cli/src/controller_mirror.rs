@@ -7,8 +7,8 @@ use std::time::Duration;
 use zbelastic_api::client::{ApiClient, ApiError};
 use zbelastic_config::load_document;
 use zbelastic_identity::PeerRole;
-use zbelastic_node::cluster::node_record::NodeRecord;
 use zbelastic_node_folder::NodeDataFolder;
+use zbelastic_node_folder::node_record::NodeRecord;
 use zbelastic_wording::CommandFailure;
 
 use crate::command_connection::exchange;

@@ -4,8 +4,8 @@ use std::thread;
 use std::time::Duration;
 
 use zbelastic_identity::PeerRole;
-use zbelastic_node::cluster::node_record::NodeRecord;
 use zbelastic_node_folder::NodeDataFolder;
+use zbelastic_node_folder::node_record::NodeRecord;
 use zbelastic_wording::CommandFailure;
 
 use crate::args::PageArgs;

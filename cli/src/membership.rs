@@ -23,12 +23,12 @@ use zbelastic_node::cluster::compute::{self, CpuCores, WorkerDevice};
 use zbelastic_node::cluster::membership_failure::{
     cannot_certify, cannot_join, cannot_keep, unreadable,
 };
-use zbelastic_node::cluster::node_record::{NewNode, NodeRecord};
 use zbelastic_node::cluster::threads::runtime;
 use zbelastic_node::cluster::{
     ADMIN_NODE, FIRST_NODE, WorkerProfile, command_address, recovery, serve_controller,
     serve_worker,
 };
+use zbelastic_node_folder::node_record::{NewNode, NodeRecord};
 use zbelastic_node_folder::{AdminFile, NodeDataFolder};
 use zbelastic_timing::unix_ms;
 use zbelastic_types::{ClusterId, NodeId};

@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 
 use zbelastic_identity::{ClusterAuthority, Credentials, NodeKey, PeerRole, UnixSeconds};
 use zbelastic_node::cluster::membership_failure::{cannot_certify, cannot_keep};
-use zbelastic_node::cluster::node_record::NodeRecord;
 use zbelastic_node::cluster::signals::LIFELINE_VARIABLE;
 use zbelastic_node::cluster::{ADMIN_NODE, command_address};
+use zbelastic_node_folder::node_record::NodeRecord;
 use zbelastic_node_folder::{AdminFile, NodeDataFolder};
 use zbelastic_wording::{CommandFailure, FailureCode, print_error_line};
 

@@ -242,12 +242,6 @@ impl Core {
         self.raft.status()
     }
 
-    /// Where the log of this node ends and up to where it is committed, while this node leads.
-    #[must_use]
-    pub fn leading_log(&self) -> Option<(u64, u64)> {
-        self.raft.leading_log()
-    }
-
     /// The duties of a leader, while this node leads.
     #[must_use]
     pub fn duties(&self) -> Option<&Duties> {

@@ -13,6 +13,7 @@
 //! was killed does not stay.
 
 pub mod checked_json;
+pub mod node_record;
 
 use std::env;
 use std::fs::{self, OpenOptions, TryLockError};

@@ -54,7 +54,6 @@ use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail
 use compute::WorkerDevice;
 use journal::LogEcho;
 use membership_failure::cannot_keep;
-use node_record::{NodeRecord, with_controllers};
 use process_exit::ProcessExit;
 use renewal::{controller_credentials, member_credentials};
 pub use scrub::last_scrub_pass;
@@ -62,6 +61,7 @@ use start::{PreparedNode, run_controller, run_worker};
 pub use start::{SPEED_OF_A_THREAD, WorkerProfile};
 use threads::runtime;
 use zbelastic_node_folder::NodeDataFolder;
+use zbelastic_node_folder::node_record::{NodeRecord, with_controllers};
 
 /// The node that begins a cluster.
 pub const FIRST_NODE: NodeId = NodeId(1);

@@ -295,10 +295,14 @@ mod tests {
         assert_eq!(found.nearest.limit, Bytes(memory));
         let text = found.to_string();
         assert!(text.starts_with("a stage of "), "{text}");
-        assert!(text.contains("; it fits with elastic.copies=0, "), "{text}");
+        assert!(text.contains("; it fits with elastic.copies=0"), "{text}");
         assert!(solved(&bare, &two));
+        let least = least_memory(&bare, 4);
+        assert!(least < memory, "more workers hold less each");
+        let memory = least_memory(&copied, 4);
+        let found = shortage(&copied, &nodes_of(&[memory; 2]));
         let more = found.remedies.iter().map(|remedy| remedy.more_nodes).max();
-        let more = more.filter(|more| *more > 0).expect("more workers hold less each");
+        let more = more.filter(|more| *more > 0).expect("it fits on four");
         let with = |more: u32| nodes_of(&vec![memory; 2 + more as usize]);
         assert!(solved(&copied, &with(more)) && !solved(&copied, &with(more - 1)));
     }

@@ -8,56 +8,52 @@ use zbelastic_consensus::session::WorkerCommand;
 use zbelastic_trainer::data::BatchSource;
 use zbelastic_trainer::elastic::StageFactory;
 use zbelastic_trainer::runtime::{PeerBody, PeerFrame, RuntimeInput};
-use zbelastic_types::{LayerId, NodeId};
+use zbelastic_types::LayerId;
 
-use super::workers::Workers;
+use super::machines::WorkerMachine;
 
-impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
-    /// Whether a process may hold a layer with a flipped bit: its own, or one that it was sent.
-    pub(super) fn is_flipped(&self, node: NodeId, layer: LayerId) -> bool {
-        let Some(machine) = self.machines.get(&node) else { return false };
-        let sent = machine.process.as_ref().map(|process| &process.flipped_layers);
-        machine.faults.borrow().flipped() == Some(layer)
+impl<M: StageFactory, S: BatchSource + Clone> WorkerMachine<M, S> {
+    /// Whether its process may hold a layer with a flipped bit: its own, or one that it was sent.
+    pub(super) fn is_flipped(&self, layer: LayerId) -> bool {
+        let sent = self.process.as_ref().map(|process| &process.flipped_layers);
+        self.faults.borrow().flipped() == Some(layer)
             || sent.is_some_and(|sent| sent.contains(&layer))
     }
 
-    /// Whether a frame has a layer that its sender may hold with a flipped bit.
-    pub(super) fn has_flipped_layer(&self, sender: NodeId, frame: &PeerFrame) -> bool {
-        layer_of(frame).is_some_and(|layer| self.is_flipped(sender, layer))
+    /// Whether a frame that it sends has a layer that it may hold with a flipped bit.
+    pub(super) fn has_flipped_layer(&self, frame: &PeerFrame) -> bool {
+        layer_of(frame).is_some_and(|layer| self.is_flipped(layer))
     }
 
     /// A frame arrives, perhaps with a layer that has a flipped bit.
-    pub(super) fn note_arrival(&mut self, to: NodeId, frame: &PeerFrame, is_flipped: bool) {
-        let process = self.machines.get_mut(&to).and_then(|machine| machine.process.as_mut());
-        if let (Some(process), Some(layer), true) = (process, layer_of(frame), is_flipped) {
+    pub(super) fn note_arrival(&mut self, frame: &PeerFrame, is_flipped: bool) {
+        if let (Some(process), Some(layer), true) = (&mut self.process, layer_of(frame), is_flipped)
+        {
             process.flipped_layers.insert(layer);
         }
     }
 
-    /// Whether a plan that a process has loaded begins to run there with this input.
-    pub(super) fn starts_plan(&self, node: NodeId, input: &RuntimeInput) -> bool {
+    /// Whether a plan that its process has loaded begins to run with this input.
+    pub(super) fn starts_plan(&self, input: &RuntimeInput) -> bool {
         let RuntimeInput::Command(WorkerCommand::Run { generation }) = input else { return false };
-        let process = self.machines.get(&node).and_then(|machine| machine.process.as_ref());
-        let loaded = process.and_then(|process| process.runtime.active_stage());
+        let loaded = self.process.as_ref().and_then(|process| process.runtime.active_stage());
         loaded.is_some_and(|stage| stage.plan().generation == *generation && !stage.is_running())
     }
 
-    /// A process runs a plan: its states were compared, and it keeps no others.
-    pub(super) fn forget_flipped(&mut self, node: NodeId) {
-        let machine = self.machines.get_mut(&node).expect("a worker");
-        machine.faults.borrow_mut().forget_flip();
-        if let Some(process) = &mut machine.process {
+    /// Its process runs a plan: its states were compared, and it keeps no others.
+    pub(super) fn forget_flipped(&mut self) {
+        self.faults.borrow_mut().forget_flip();
+        if let Some(process) = &mut self.process {
             process.flipped_layers.clear();
         }
     }
 
-    /// A process may have given up layers. One that others wait for may be among its inputs.
-    pub(super) fn retain_flipped(&mut self, node: NodeId) {
-        let Some(machine) = self.machines.get_mut(&node) else { return };
-        let Some(process) = machine.process.as_mut().filter(|it| it.backlog.is_empty()) else {
+    /// Its process may have given up layers. One that others wait for may be among its inputs.
+    pub(super) fn retain_flipped(&mut self) {
+        let Some(process) = self.process.as_mut().filter(|it| it.backlog.is_empty()) else {
             return;
         };
-        let own = machine.faults.borrow().flipped();
+        let own = self.faults.borrow().flipped();
         if own.is_none() && process.flipped_layers.is_empty() {
             return;
         }
@@ -65,7 +61,7 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
             process.runtime.inventory().into_iter().map(|held| held.layer).collect();
         process.flipped_layers.retain(|layer| held.contains(layer));
         if own.is_some_and(|layer| !held.contains(&layer)) {
-            machine.faults.borrow_mut().forget_flip();
+            self.faults.borrow_mut().forget_flip();
         }
     }
 }

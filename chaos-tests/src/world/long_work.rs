@@ -89,7 +89,7 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
         let is_layer = matches!(frame.body, PeerBody::Layer(_));
         let long = if is_layer { env.long_us(LongWork::Serve) } else { None };
         let Some(us) = long else {
-            let is_flipped = self.has_flipped_layer(node, &frame);
+            let is_flipped = self.machines[&node].has_flipped_layer(&frame);
             return env.send_peer(node, to, (frame, is_flipped));
         };
         env.note_long(LongWork::Serve, us);
@@ -112,7 +112,7 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
     ) {
         if self.machines.get(&node).is_some_and(|machine| machine.life == life) {
             self.transfer_ended(node, life);
-            let is_flipped = self.has_flipped_layer(node, &frame);
+            let is_flipped = self.machines[&node].has_flipped_layer(&frame);
             env.send_peer(node, to, (frame, is_flipped));
         }
     }

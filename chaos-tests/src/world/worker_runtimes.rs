@@ -97,8 +97,8 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
         };
         let ends_life = matches!(&input, RuntimeInput::Command(WorkerCommand::EndLife));
         let is_command = matches!(&input, RuntimeInput::Command(_));
-        let starts = self.starts_plan(node, &input);
         let Some(machine) = self.machines.get_mut(&node) else { return };
+        let starts = machine.starts_plan(&input);
         let Some(process) = &mut machine.process else { return };
         let plan = process.runtime.active_stage().map(|active| active.plan());
         let plan = plan.map(|plan| (plan.generation, plan.stages.clone()));
@@ -121,9 +121,9 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
             }
         }
         if starts {
-            self.forget_flipped(node);
+            machine.forget_flipped();
         } else if is_command {
-            self.retain_flipped(node);
+            machine.retain_flipped();
         }
         self.drive_runtime(env, node);
         self.check_runtime(env, node);
@@ -396,7 +396,8 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
     fn check_standby_layers(&mut self, env: &mut Surroundings<'_>, node: NodeId) {
         let process = self.process_of(env, node);
         let copies = process.iter().flat_map(|process| process.runtime.standby_copies());
-        for copy in copies.filter(|copy| !self.is_flipped(node, copy.layer())) {
+        let machine = &self.machines[&node];
+        for copy in copies.filter(|copy| !machine.is_flipped(copy.layer())) {
             let layers = [(copy.layer(), copy.digest())];
             env.checker.holds(Invariant::N1, node, copy.version(), &layers);
         }
@@ -416,7 +417,8 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
         if !process.is_some_and(|process| process.inventories_due.contains(&index)) {
             return;
         }
-        let sound = layers.iter().filter(|held| !self.is_flipped(node, held.layer));
+        let machine = &self.machines[&node];
+        let sound = layers.iter().filter(|held| !machine.is_flipped(held.layer));
         for HeldLayer { layer, version, digest } in sound {
             env.checker.holds(Invariant::N1, node, *version, &[(*layer, *digest)]);
         }

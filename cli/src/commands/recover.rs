@@ -9,10 +9,10 @@ use zbelastic_checkpoint::{CheckpointId, CheckpointStore, CheckpointStoreError, 
 use zbelastic_mirror::{Mirror, MirroredCheckpoint, MirroredData};
 use zbelastic_node::cluster::FIRST_NODE;
 use zbelastic_node::cluster::membership_failure::unreadable;
-use zbelastic_node::cluster::node_record::{NewNode, NodeRecord};
 use zbelastic_node::cluster::recovery::{self, CheckpointDocument};
 use zbelastic_node::cluster::stores::{StoreLocations, StoreOpenError};
 use zbelastic_node_folder::NodeDataFolder;
+use zbelastic_node_folder::node_record::{NewNode, NodeRecord};
 use zbelastic_timing::unix_ms;
 use zbelastic_types::{Bytes, ClusterId};
 use zbelastic_whole_file as whole_file;

@@ -4,8 +4,8 @@
 
 use zbelastic_api::MemberRole;
 use zbelastic_identity::{Credentials, JoinToken, UnixSeconds};
-use zbelastic_node::cluster::node_record::NodeRecord;
 use zbelastic_node_folder::NodeDataFolder;
+use zbelastic_node_folder::node_record::NodeRecord;
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 
 use crate::args::{InitArgs, JoinArgs};

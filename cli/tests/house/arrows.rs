@@ -35,7 +35,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
             "wording",
         ],
     ),
-    (NODE_FOLDER, &["checkpoint", "whole-file", "wording"]),
+    (NODE_FOLDER, &["api", "checkpoint", "policy", "types", "whole-file", "wording"]),
     (
         "config",
         &[
@@ -195,10 +195,12 @@ pub const ARROWS: &[(&str, &[&str])] = &[
             "consensus",
             "data",
             "identity",
+            "islands",
             "machine",
             "mirror",
             "node",
             NODE_FOLDER,
+            "policy",
             "preemption",
             "schedule",
             "tokenizer",

@@ -85,6 +85,7 @@ pub const FENCES: &[Fence] = &[
         &[
             "cli/src/args",
             "cli/src/commands/",
+            "cli/src/membership/",
             "bench/src/args.rs",
             "chaos-tests/src/args",
             "chaos-tests/src/main.rs",
@@ -289,7 +290,7 @@ pub const FENCES: &[Fence] = &[
             "api/src/",
             "view/src/",
             "wire/src/document.rs",
-            "node-folder/src/checked_json.rs",
+            "node-folder/src/",
             "node/src/",
             "cli/src/",
             "bench/src/",

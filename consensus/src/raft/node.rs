@@ -370,12 +370,6 @@ impl RaftNode {
         self.driver.check_lead(self.setup.uncommitted_max)
     }
 
-    /// The last index of the log and of what is committed, while this node leads.
-    pub fn leading_log(&self) -> Option<(u64, u64)> {
-        let log = &self.driver.raw.raft.raft_log;
-        self.driver.is_leader().then(|| (log.last_index(), log.committed))
-    }
-
     /// The visible status of this node.
     #[must_use]
     pub fn status(&self) -> RaftStatus {

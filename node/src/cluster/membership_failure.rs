@@ -3,8 +3,8 @@
 use zbelastic_identity::{JoinError, JoinRefusal};
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail, is_storage_full};
 
-use super::node_record::NodeRecordError;
 use zbelastic_node_folder::checked_json::CheckedError;
+use zbelastic_node_folder::node_record::NodeRecordError;
 
 /// A certificate that cannot be made.
 pub fn cannot_certify(error: impl std::fmt::Display) -> CommandFailure {

@@ -12,10 +12,11 @@ use zbelastic_transport::{DialProblem, DownReason, Transport};
 use zbelastic_types::NodeId;
 
 use super::journal::Journal;
-use super::node_record::{NodeRecord, NodeRecordWriter};
+use super::node_record::NodeRecordWriter;
 use super::peer_directory::PeerDirectory;
 use super::process_exit::ProcessExit;
 use super::violations::PeerViolations;
+use zbelastic_node_folder::node_record::NodeRecord;
 
 /// A node's knowledge of its connections.
 pub struct PeerConnections {
@@ -65,7 +66,7 @@ impl PeerConnections {
 
     /// Another controller sent the name of the cluster and when it was founded.
     pub fn save_founding(&mut self, founding: (String, Option<u64>)) {
-        self.node_record.save_founding(&self.writer, founding);
+        self.writer.save_founding(&mut self.node_record, founding);
     }
 
     /// A node is connected.
@@ -123,7 +124,7 @@ impl PeerConnections {
             journal.log(format!("node {node} was removed: no connection of it is accepted"));
         }
         if let Some(controllers) = controllers {
-            self.node_record.save_controllers(&self.writer, controllers);
+            self.writer.save_controllers(&mut self.node_record, controllers);
         }
     }
 }

@@ -14,8 +14,8 @@ use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 
 use super::ADMIN_NODE;
 use super::membership_failure::{cannot_certify, cannot_join, cannot_keep};
-use super::node_record::NodeRecord;
 use zbelastic_node_folder::NodeDataFolder;
+use zbelastic_node_folder::node_record::NodeRecord;
 
 /// Between two attempts of a worker that starts with a certificate that ended.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);

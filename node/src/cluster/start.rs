@@ -32,7 +32,7 @@ use super::checkpoint_thread::CheckpointThread;
 use super::compute::WorkerDevice;
 use super::controller::{self, ControllerInbox, ControllerParts, ControllerSetup};
 use super::journal::{Journal, LogEcho};
-use super::node_record::{NodeRecord, NodeRecordWriter};
+use super::node_record::NodeRecordWriter;
 use super::print_administrator_hint;
 use super::process_exit::{NodeSignal, ProcessExit};
 use super::record_writer::RecordWriter;
@@ -44,6 +44,7 @@ use zbelastic_machine::machine_id::machine_number;
 use zbelastic_machine::own_address::reachable_addresses;
 use zbelastic_machine::peak_rates::PeakRatesByPrecision;
 use zbelastic_node_folder::NodeDataFolder;
+use zbelastic_node_folder::node_record::NodeRecord;
 
 /// Writes that may be under way before a leader steps down, in ticks: disks of shared machines need
 /// their time.

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 
 use zbelastic_config::size_text;
 use zbelastic_machine::DeviceSelector;
-use zbelastic_node::cluster::node_record::NodeRecord;
 use zbelastic_node::cluster::signals::LIFELINE_VARIABLE;
 use zbelastic_node_folder::NodeDataFolder;
+use zbelastic_node_folder::node_record::NodeRecord;
 use zbelastic_types::Bytes;
 use zbelastic_whole_file as whole_file;
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};

@@ -10,11 +10,12 @@ use zbelastic_types::NodeId;
 
 use crate::cluster::checkpoint_thread::{CheckpointThread, StoreEvent};
 use crate::cluster::journal::Journal;
-use crate::cluster::node_record::{NodeRecord, NodeRecordWriter};
+use crate::cluster::node_record::NodeRecordWriter;
 use crate::cluster::process_exit::NodeSignal;
 use crate::cluster::record_writer::{RecordWriteReport, RecordWriter};
 use crate::cluster::solver::{SolverAnswer, SolverThread};
 use crate::cluster::stores::StoreLocations;
+use zbelastic_node_folder::node_record::NodeRecord;
 
 /// The setup that a controller is started with.
 pub struct ControllerSetup {

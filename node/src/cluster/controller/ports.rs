@@ -95,9 +95,11 @@ impl ControllerPorts {
 
     /// An input was handled, which may have appended entries or committed some.
     pub(super) fn note_commits(&mut self) {
-        match self.core.leading_log() {
-            Some((last, commit)) => self.commit_times.note(last, commit, Instant::now()),
-            None => self.commit_times.note_follower(),
+        let raft = self.core.status();
+        if raft.is_leader {
+            self.commit_times.note(raft.last_index, raft.commit, Instant::now());
+        } else {
+            self.commit_times.note_follower();
         }
     }
 

@@ -12,8 +12,8 @@ use zbelastic_wire::{self as wire, NodeAnswer, NodeMessage, NodeRequest};
 use super::ports::{WorkerCompletion, WorkerPorts, WorkerTasks};
 use crate::cluster::authority::{CredentialsWritten, LOOK_TICKS, OwnCredentials};
 use crate::cluster::journal::Journal;
-use crate::cluster::node_record::NodeRecord;
 use crate::cluster::renewal::request_renewal;
+use zbelastic_node_folder::node_record::NodeRecord;
 use zbelastic_policy::authority::{is_certified, report, updated_credentials};
 use zbelastic_policy::renewal::CredentialsChange;
 
