@@ -8,7 +8,7 @@
 //!
 //! - [`PlannerJob`]: the parts of a job's configuration that a plan depends on, and the fallbacks that are tried.
 //! - [`PlanSearch`]: finds plans, remembers them, and looks ahead to the loss of each node.
-//! - [`MemoryShortage`]: why a run fits none of the nodes that are there, and what would make it fit.
+//! - [`RunShortage`]: why a run fits none of the nodes that are there, and what would make it fit.
 //! - [`SuccessorChoice`]: where workers leave or join, whether the others go on where they stand, and why.
 //! - [`StepMeasurement`], [`PaceHistory`], [`PaceEstimate`]: the times of steps, the medians of a review, and the
 //!   estimate that plans are made with.
@@ -40,6 +40,6 @@ pub use node_choices::{NodeResources, first_plan, memory_limits};
 pub use plan_watch::{AGREEING, PlanWatch, STEPS_APART, STEPS_APART_MAX, STEPS_FIRST};
 pub use review::{PlanReview, ReviewedPlan};
 pub use search::PlanSearch;
-pub use shortage::MemoryShortage;
+pub use shortage::RunShortage;
 pub use successor::{PlanSuccessor, SuccessorChoice};
 pub use tracker::{PaceTracker, ReviewOutcome};

@@ -15,7 +15,7 @@ use crate::estimate::PaceEstimate;
 use crate::fallback::{PlanFallback, PlannerJob};
 use crate::in_force::{RetainedPlan, RetainedPlans, departure, retained_plans};
 use crate::node_choices::{NO_NODE, NodeResources, first_plan, memory_limits};
-use crate::shortage::MemoryShortage;
+use crate::shortage::RunShortage;
 use crate::successor::{Departure, PlanSuccessor, SuccessorChoice, SuccessorPeriods};
 
 /// Solutions remembered; with more, those for the most nodes go first.
@@ -165,7 +165,7 @@ impl PlanSearch {
         job: &PlannerJob,
         window: Window,
         nodes: &[NodeResources],
-    ) -> Option<MemoryShortage> {
+    ) -> Option<RunShortage> {
         job.shortage(window, nodes, &self.estimate)
     }
 

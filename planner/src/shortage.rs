@@ -17,7 +17,7 @@ use crate::node_choices::{NodeResources, first_plan, memory_limits};
 
 /// What a run lacks on nodes that it does not fit on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MemoryShortage {
+pub struct RunShortage {
     /// Of the plans on most nodes the one that lacks least.
     nearest: MemoryLack,
     /// The most memory that a node has.
@@ -61,7 +61,7 @@ impl PlannerJob {
         window: Window,
         nodes: &[NodeResources],
         estimate: &PaceEstimate,
-    ) -> Option<MemoryShortage> {
+    ) -> Option<RunShortage> {
         let nearest = self.widest(window, nodes, estimate).err().flatten()?;
         let largest = nodes.iter().map(|(_, resources)| resources.memory).max()?;
         let fits = |job: &Self| job.widest(window, nodes, estimate).is_ok();
@@ -87,7 +87,7 @@ impl PlannerJob {
         });
         remedies.extend(more);
         let configured = self.stage_bytes_max.filter(|most| *most == nearest.limit);
-        Some(MemoryShortage { nearest, largest, configured, remedies })
+        Some(RunShortage { nearest, largest, configured, remedies })
     }
 
     /// The settings that keep less and that the job does not have, each with the job as it is with it.
@@ -198,7 +198,7 @@ fn lack_of((kind, refusal): &(ScheduleKind, ScheduleRefusal)) -> Option<MemoryLa
     }
 }
 
-impl fmt::Display for MemoryShortage {
+impl fmt::Display for RunShortage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let MemoryLack { kind, needed, limit } = self.nearest;
         write!(f, "a stage of {kind} needs {needed}, ")?;
@@ -263,7 +263,7 @@ mod tests {
         PlanSearch::new(Duration::from_millis(10)).solve(job, WINDOW, nodes).is_ok()
     }
 
-    fn shortage(job: &PlannerJob, nodes: &[NodeResources]) -> MemoryShortage {
+    fn shortage(job: &PlannerJob, nodes: &[NodeResources]) -> RunShortage {
         assert!(!solved(job, nodes), "there is no plan");
         let found = job.shortage(WINDOW, nodes, &PaceEstimate::default());
         found.expect("memory is what it lacks")

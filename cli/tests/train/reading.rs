@@ -37,7 +37,7 @@ fn the_heading_says_what_is_trained_on_what_and_how() {
     let (lines, _) = watched(&folder, "--workers 3 --threads 2 --schedule zb-h1");
     let heading: Vec<&str> =
         lines.iter().take_while(|line| !line.is_empty()).map(String::as_str).collect();
-    let [model, text, batch, plan, workers, memory, cpu, files] = heading[..] else {
+    let [model, text, batch, plan, workers, memory, cpu, time, files] = heading[..] else {
         panic!("{heading:?}")
     };
     assert_eq!(model, "model   gpt2, 4 layers of width 32, 67,776 parameters");
@@ -51,6 +51,7 @@ fn the_heading_says_what_is_trained_on_what_and_how() {
     assert!(memory.contains(" in stage ") && memory.ends_with(", the fullest"), "{memory}");
     assert!(cpu.starts_with("cpu     ") && cpu.contains(" kernels"), "{cpu}");
     assert!(cpu.ends_with(" GFLOP/s"), "{cpu}");
+    assert!(time.starts_with("time    at best ") && time.contains(" for 8 steps"), "{time}");
     assert_eq!(files, "files   watched");
 }
 
