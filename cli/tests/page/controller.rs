@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use zbelastic_api::{TokenCreated, TokenRequest, TokenRole};
 
 use crate::harness::{SpawnedCluster, free_address, zbelastic};
-use crate::http::{events_until, get, log_in};
+use crate::http::{Answer, events_until, get, log_in};
 
 const STEPS: u64 = 30;
 
@@ -40,8 +40,14 @@ fn check_expired(cluster: &SpawnedCluster, host: &str) {
         (cluster.status()?.at_ms >= info.expires_ms).then_some(())
     });
     let bearer = format!("Authorization: Bearer {token}\r\n");
-    for refused in [log_in(host, &token), get(host, "/metrics", &bearer)] {
-        let refused = refused.expect("it listens");
+    // Attempts that fail are delayed: the answer after that time is of the token.
+    let is_of_token = |answer: &Answer| !answer.body().contains("too many attempts");
+    let log_in = || log_in(host, &token).filter(is_of_token);
+    let scrape = || get(host, "/metrics", &bearer).filter(is_of_token);
+    for refused in [
+        cluster.wait("a refused login", |_| log_in()),
+        cluster.wait("a refused scrape", |_| scrape()),
+    ] {
         assert_eq!(refused.status, 403, "{}", refused.text);
         assert!(refused.body().contains(" expired at "), "{}", refused.text);
         assert!(!refused.text.contains(&token), "{}", refused.text);
