@@ -8,6 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use zbelastic_trainer::data::BatchSource;
+use zbelastic_trainer::outer::island_batches;
+use zbelastic_trainer::stage::evaluates_at;
 use zbelastic_types::Step;
 
 use crate::mixture::StoreMixture;
@@ -72,16 +74,13 @@ struct MissingChunks<'a> {
 impl RunSteps {
     /// Whether held-out text is read at a version.
     const fn evaluates_at(&self, version: u64) -> bool {
-        version == self.count
-            || (self.evaluate_every > 0
-                && version > 0
-                && version.is_multiple_of(self.evaluate_every))
+        evaluates_at(version, (self.count, self.evaluate_every))
     }
 
     /// The step of an undivided run whose batches are read in this step.
     #[must_use]
     pub const fn batch_step(&self, step: u64) -> Step {
-        Step(step * self.islands.0 + self.islands.1)
+        Step(island_batches(step, self.islands))
     }
 
     /// The step of this run that reads the batches of one of an undivided run.

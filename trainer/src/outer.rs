@@ -22,7 +22,7 @@ mod pace;
 mod schedule;
 mod state;
 
-pub use config::{ISLANDS_MAX, OuterConfig, OuterConfigError};
+pub use config::{ISLANDS_MAX, OuterConfig, OuterConfigError, island_batches};
 pub use pace::{IslandPace, IslandTimes, island_times};
 pub use schedule::{OuterRound, OuterSchedule};
 pub use state::{OuterState, OuterStep, OuterVerdict, add_island};

@@ -33,7 +33,7 @@ pub(crate) use slots::SlotPool;
 
 pub use backend_executor::BackendExecutor;
 pub use engine::StageEngine;
-pub use evaluation::HELD_OUT_MAX;
+pub use evaluation::{HELD_OUT_MAX, evaluates_at};
 pub use events::{
     EngineActivity, EngineProgress, Event, EventRefusal, LayerGradient, Output, StageSetup,
     WaitReason,

@@ -146,6 +146,13 @@ impl OuterConfig {
     /// deal them out in turn.
     #[must_use]
     pub const fn batches_of(&self, step: u64) -> u64 {
-        step * self.islands as u64 + self.island as u64
+        island_batches(step, (self.islands as u64, self.island as u64))
     }
+}
+
+/// The step whose batches of an undivided run are trained on in `step` by one of so many islands, which has
+/// this index.
+#[must_use]
+pub const fn island_batches(step: u64, (islands, island): (u64, u64)) -> u64 {
+    step * islands + island
 }

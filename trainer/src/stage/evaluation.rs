@@ -65,12 +65,17 @@ impl HeldOutPasses {
     }
 }
 
+/// Whether held-out text is read at a version of a run of so many steps: behind its last one, and after
+/// every so many, unless that is 0.
+#[must_use]
+pub const fn evaluates_at(version: u64, (step_count, every): (u64, u64)) -> bool {
+    version == step_count || (every > 0 && version > 0 && version.is_multiple_of(every))
+}
+
 impl StageSetup {
     /// Whether held-out text is read at this version.
     pub(super) fn evaluates_at(&self, version: Step) -> bool {
-        let done = version.0;
-        let every = self.evaluate_every;
-        done == self.step_count || (every > 0 && done > 0 && done.is_multiple_of(every))
+        evaluates_at(version.0, (self.step_count, self.evaluate_every))
     }
 
     /// Whether held-out text is read after `step`: a function of the configuration, so that all
