@@ -315,7 +315,9 @@ pub fn load(sources: &ConfigSources) -> Result<LoadedConfig, CommandFailure> {
 /// # Errors
 /// As [`load`].
 pub fn load_document(name: &str, document: &str) -> Result<LoadedConfig, CommandFailure> {
-    load_text(name, document, ConfigOrigin::New)
+    let gathered = ConfigSettings::gather_document(name, document);
+    let gathered = gathered.map_err(|problem| vec![problem]);
+    gathered.and_then(|gathered| check(gathered, ConfigOrigin::New)).map_err(failure)
 }
 
 /// Reads the effective configuration of a run that began, or the TOML of its job. The token stores
@@ -325,17 +327,7 @@ pub fn load_document(name: &str, document: &str) -> Result<LoadedConfig, Command
 /// # Errors
 /// As [`load`].
 pub fn load_recorded(name: &str, document: &str) -> Result<LoadedConfig, CommandFailure> {
-    load_text(name, &effective::with_folder_keys(document), ConfigOrigin::Recorded)
-}
-
-fn load_text(
-    name: &str,
-    document: &str,
-    origin: ConfigOrigin,
-) -> Result<LoadedConfig, CommandFailure> {
-    let gathered = ConfigSettings::gather_document(name, document);
-    let gathered = gathered.map_err(|problem| vec![problem]);
-    gathered.and_then(|gathered| check(gathered, origin)).map_err(failure)
+    load_changed(name, document, "")
 }
 
 fn failure(problems: Vec<ConfigProblem>) -> CommandFailure {

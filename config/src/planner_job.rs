@@ -49,10 +49,9 @@ impl RunConfig {
         // The length of a tick changes no plan.
         let mut search = PlanSearch::new(Duration::from_secs(1));
         let window = self.window.planned();
-        match search.solve(&job, window, nodes) {
-            Ok(_) => None,
-            Err(_) => search.shortage(&job, window, nodes).map(|shortage| shortage.to_string()),
-        }
+        // Most runs fit on as many workers as can be used, which takes no search of all plans.
+        let shortage = search.shortage(&job, window, nodes)?;
+        search.solve(&job, window, nodes).is_err().then(|| shortage.to_string())
     }
 
     /// A plan of one stage that adds up as every plan of the job does.
