@@ -562,12 +562,12 @@ impl ControllerNode {
 
     /// Sends the queued messages, and performs the core's outputs, until it has none left.
     fn perform(&mut self) {
-        self.ports.note_commits();
         self.ports.outbox.flush(self.ports.tasks.transport());
         while let Some(output) = self.ports.core.poll_output() {
             match output {
                 Output::Send { to, message } => send(self.ports.tasks.transport(), to, &message),
                 Output::Persist { token, records } => {
+                    self.ports.note_commits();
                     if let Err(error) = self.record_writer.persist(token, records) {
                         self.exit = Some(ProcessExit::Lost(error.to_string()));
                     }
@@ -577,7 +577,10 @@ impl ControllerNode {
                     let _ = self.record_writer.trim(before);
                 }
                 Output::Solve(request) => self.planning.request(request),
-                Output::Event(event) => self.handle_core_event(event),
+                Output::Event(event) => {
+                    self.ports.note_commits();
+                    self.handle_core_event(event);
+                }
                 Output::Fatal(cause) => self.exit = Some(ProcessExit::of_fatal(&cause)),
             }
             self.ports.outbox.flush(self.ports.tasks.transport());

@@ -93,7 +93,7 @@ impl ControllerPorts {
         self.core.status().leads_applied
     }
 
-    /// An input was handled, which may have appended entries or committed some.
+    /// Entries are to be written, or one was applied: only then has an input appended or committed some.
     pub(super) fn note_commits(&mut self) {
         let raft = self.core.status();
         if raft.is_leader {
