@@ -183,8 +183,8 @@ impl PassExecutor for PacedExecutor {
 }
 
 impl GradientExecutor for PacedExecutor {
-    fn partial_len(&self, _chunk: ChunkIndex) -> usize {
-        FRAME_LEN
+    fn layer_lens(&self, _chunk: ChunkIndex) -> Vec<usize> {
+        vec![FRAME_LEN]
     }
 
     fn partial(&self, _chunk: ChunkIndex, floats: Range<usize>) -> Vec<f32> {
@@ -228,6 +228,12 @@ impl UpdateExecutor for PacedExecutor {
     fn compute_candidate(&mut self, _order: UpdateRequest) {}
 
     fn drop_candidate(&mut self) {}
+
+    fn candidates(&self, _chunk: ChunkIndex, floats: Range<usize>) -> Vec<f32> {
+        vec![0.0; floats.len()]
+    }
+
+    fn gather_candidates(&mut self, _chunk: ChunkIndex, _weights: (usize, &[f32])) {}
 
     fn commit(&mut self, request: UpdateRequest) {
         self.version = request.step.next();

@@ -13,7 +13,7 @@ use zbelastic_kernels::{
 use zbelastic_schedule::{Flow, Pass, Placement, TreeSide};
 use zbelastic_trainer::data::TokenBatch;
 use zbelastic_trainer::elastic::{LayerImage, StageFactory};
-use zbelastic_trainer::model::{TiedEnd, TiedParts};
+use zbelastic_trainer::model::{ShardPart, TiedEnd, TiedParts};
 use zbelastic_trainer::outer::OuterWeights;
 use zbelastic_trainer::plan::{LaneAddition, LaneMemory, LaneOrder};
 use zbelastic_trainer::stage::{
@@ -71,13 +71,18 @@ pub struct DigestStageExecutor {
 impl DigestStageExecutor {
     /// The layers that this stage speaks for.
     fn layers(&self) -> impl Iterator<Item = &DigestLayer> {
-        self.layers_of_replica(|replica| replica == 0)
+        self.layers_in(Placement::owned_layers)
     }
 
-    fn layers_of_replica(&self, is_it: fn(u32) -> bool) -> impl Iterator<Item = &DigestLayer> {
-        let chunks =
-            self.chunks.iter().filter(move |(chunk, _)| is_it(self.placement.replica_of(**chunk)));
-        chunks.flat_map(|(_, layers)| layers)
+    /// The layers of each chunk that are in a part of them.
+    fn layers_in(
+        &self,
+        part: fn(&Placement, ChunkIndex, Range<u32>) -> Range<u32>,
+    ) -> impl Iterator<Item = &DigestLayer> {
+        self.chunks.iter().flat_map(move |(chunk, layers)| {
+            let within = part(&self.placement, *chunk, 0..layers.len() as u32);
+            &layers[within.start as usize..within.end as usize]
+        })
     }
 
     fn layers_mut(&mut self) -> impl Iterator<Item = &mut DigestLayer> {
@@ -337,8 +342,8 @@ impl DigestStageExecutor {
 }
 
 impl GradientExecutor for DigestStageExecutor {
-    fn partial_len(&self, chunk: ChunkIndex) -> usize {
-        self.chunks[&chunk].len() * FRAME_LEN
+    fn layer_lens(&self, chunk: ChunkIndex) -> Vec<usize> {
+        vec![FRAME_LEN; self.chunks[&chunk].len()]
     }
 
     fn partial(&self, chunk: ChunkIndex, floats: Range<usize>) -> Vec<f32> {
@@ -461,7 +466,22 @@ impl UpdateExecutor for DigestStageExecutor {
         let number = update.number + ahead;
         let update = UpdateRequest { number, ..update };
         for layer in self.layers_mut() {
-            layer.candidate = Some(layer.state.candidate(layer.g, update));
+            let candidate = layer.state.candidate(layer.g, update);
+            layer.candidate = (!layer.is_gathered).then_some(candidate);
+        }
+    }
+
+    fn candidates(&self, chunk: ChunkIndex, floats: Range<usize>) -> Vec<f32> {
+        let layers = &self.chunks[&chunk][floats.start / FRAME_LEN..floats.end / FRAME_LEN];
+        layers.iter().flat_map(|layer| pack(layer.live(), 0.0)).collect()
+    }
+
+    fn gather_candidates(&mut self, chunk: ChunkIndex, (first, weights): (usize, &[f32])) {
+        let layers = self.chunks.get_mut(&chunk).expect("a chunk of this stage");
+        let gathered = layers[first / FRAME_LEN..].iter_mut();
+        for (layer, weights) in gathered.zip(weights.chunks(FRAME_LEN)) {
+            assert!(layer.is_gathered, "what is computed here is not gathered");
+            layer.candidate = Some(unpack(weights));
         }
     }
 
@@ -491,8 +511,8 @@ impl UpdateExecutor for DigestStageExecutor {
 
 impl SealedState for DigestStageExecutor {
     fn version(&self) -> Step {
-        let mut layers = self.chunks.values().flatten();
-        layers.next().expect("a stage trains a layer").version
+        let mut layers = self.chunks.values().flatten().filter(|layer| !layer.is_gathered);
+        layers.next().expect("a stage updates a layer").version
     }
 
     fn images(&self) -> Vec<LayerImage> {
@@ -500,7 +520,7 @@ impl SealedState for DigestStageExecutor {
     }
 
     fn twin_images(&self) -> Vec<LayerImage> {
-        let twins = self.layers_of_replica(|replica| replica > 0);
+        let twins = self.layers_in(Placement::twin_layers);
         twins.map(|layer| layer.state.image(layer.id, layer.version)).collect()
     }
 }
@@ -559,7 +579,12 @@ impl StageFactory for DigestModel {
             let own = images.by_ref().take(range.ids().len());
             let layer = |image: &Arc<LayerImage>| {
                 let leftover = self.leftovers.borrow().get(&image.layer).copied();
-                DigestLayer { g: leftover.unwrap_or_default(), ..DigestLayer::of_image(image) }
+                let part = setup.plan.shard_part(stage, chunk, image.layer.0);
+                let layer = match part {
+                    Some(ShardPart::Gathered) => DigestLayer::gathered(image),
+                    Some(ShardPart::Updated) | None => DigestLayer::of_image(image),
+                };
+                DigestLayer { g: leftover.unwrap_or_default(), ..layer }
             };
             chunks.insert(chunk, own.map(layer).collect::<Vec<_>>());
         }

@@ -18,6 +18,8 @@ pub(crate) struct DigestLayer {
     pub(crate) state: DigestLayerState,
     pub(crate) candidate: Option<u64>,
     pub(crate) g: DigestGradient,
+    /// Whether other replicas compute its candidates, and have its moments.
+    pub(crate) is_gathered: bool,
 }
 
 impl DigestLayer {
@@ -25,7 +27,14 @@ impl DigestLayer {
         let state = DigestLayerState::of_image(image);
         let id = image.layer;
         let version = image.version;
-        Self { id, version, state, candidate: None, g: DigestGradient::default() }
+        let g = DigestGradient::default();
+        Self { id, version, state, candidate: None, g, is_gathered: false }
+    }
+
+    /// A layer whose candidates others compute: moments of the image are not kept.
+    pub(crate) fn gathered(image: &LayerImage) -> Self {
+        let state = DigestLayerState::of_image(image).without_moments();
+        Self { is_gathered: true, state, ..Self::of_image(image) }
     }
 
     pub(crate) fn live(&self) -> u64 {
@@ -33,9 +42,14 @@ impl DigestLayer {
     }
 
     pub(crate) fn commit(&mut self, update: UpdateRequest) {
+        if self.is_gathered && self.candidate.is_none() {
+            // It did not come: the layer is not sealed, and not read any more.
+            return;
+        }
         assert_eq!(self.version, update.step, "R8: a verdict is applied once");
         let candidate = self.candidate.take().expect("a candidate is committed");
-        self.state = self.state.committed(candidate, self.g, update.clip);
+        let state = self.state.committed(candidate, self.g, update.clip);
+        self.state = if self.is_gathered { state.without_moments() } else { state };
         self.version = update.step.next();
     }
 

@@ -193,6 +193,12 @@ impl DigestLayerState {
         Self { w: candidate, m, ..self.with_second_moment(g, clip) }
     }
 
+    /// The weights alone, as a replica has them that gets candidates from another.
+    #[must_use]
+    pub fn without_moments(&self) -> Self {
+        Self { w: self.w, m: 0, v: 0 }
+    }
+
     /// The state with nothing but its second moments moved on.
     #[must_use]
     pub fn with_second_moment(&self, g: DigestGradient, clip: f32) -> Self {

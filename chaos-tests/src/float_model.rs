@@ -167,8 +167,8 @@ impl PassExecutor for FloatStageExecutor {
 }
 
 impl GradientExecutor for FloatStageExecutor {
-    fn partial_len(&self, chunk: ChunkIndex) -> usize {
-        self.executor.partial_len(chunk)
+    fn layer_lens(&self, chunk: ChunkIndex) -> Vec<usize> {
+        self.executor.layer_lens(chunk)
     }
 
     fn partial(&self, chunk: ChunkIndex, floats: Range<usize>) -> Vec<f32> {
@@ -237,6 +237,14 @@ impl UpdateExecutor for FloatStageExecutor {
     fn drop_candidate(&mut self) {
         self.dropped += 1;
         self.executor.drop_candidate();
+    }
+
+    fn candidates(&self, chunk: ChunkIndex, floats: Range<usize>) -> Vec<f32> {
+        self.executor.candidates(chunk, floats)
+    }
+
+    fn gather_candidates(&mut self, chunk: ChunkIndex, weights: (usize, &[f32])) {
+        self.executor.gather_candidates(chunk, weights);
     }
 
     fn commit(&mut self, update: UpdateRequest) {

@@ -161,6 +161,7 @@ fn memory(reader: &SettingsReader<'_>) -> MemoryConfig {
         recompute_passes: reader.choice(Key::RecomputePasses),
         offload: reader.choice(Key::Offload),
         offload_store: reader.choice(Key::OffloadStore),
+        shard_optimizer: reader.flag(Key::ShardOptimizer),
     }
 }
 

@@ -263,6 +263,7 @@ fn value_of(config: &RunConfig, key: Key) -> Option<ConfigValue> {
         Key::RecomputePasses => word(config.memory.recompute_passes),
         Key::Offload => word(config.memory.offload),
         Key::OffloadStore => word(config.memory.offload_store),
+        Key::ShardOptimizer => ConfigValue::Flag(config.memory.shard_optimizer),
         Key::Nonfinite => word(guard.nonfinite),
         Key::GnormZ => ConfigValue::Number(guard.spike_deviations.unwrap_or(0.0)),
         Key::Retries => size(guard.replays_max),

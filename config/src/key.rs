@@ -288,6 +288,8 @@ keys! {
     Offload: "memory.offload", Word(words::<OffloadMode>), Literal("\"schedule\"");
     /// Where what leaves a stage's memory lies.
     OffloadStore: "memory.offload_store", Word(words::<OffloadStore>), Literal("\"memory\"");
+    /// Each replica has the moments of a part of its layers and updates it (ZeRO-1), but elastic.copies more have them.
+    ShardOptimizer: "memory.shard_optimizer", Flag, Literal("false");
 
     /// What to do with a step whose gradient is not finite: leave it out, or run it again first.
     Nonfinite: "guard.nonfinite", Word(words::<NonfinitePolicy>), Literal("\"skip\"");

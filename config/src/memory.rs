@@ -19,6 +19,9 @@ pub struct MemoryConfig {
     pub offload: OffloadMode,
     /// The store that offloaded passes lie in.
     pub offload_store: OffloadStore,
+    /// Whether each replica has the moments of a part of its layers alone.
+    #[serde(default)]
+    pub shard_optimizer: bool,
 }
 
 /// Which passes recompute the activations they gave up.
@@ -67,9 +70,9 @@ pub enum OffloadStore {
 pub const RECOMPUTE_OPS: [&str; 3] = ["norm", "attention", "activation"];
 
 impl MemoryConfig {
-    /// The measures by which a plan's passes keep less.
+    /// The measures by which a plan keeps less, where other workers hold so many copies of each layer.
     #[must_use]
-    pub const fn policy(&self) -> MemoryPolicy {
+    pub const fn policy(&self, copies: u32) -> MemoryPolicy {
         let recomputed = match self.recompute_passes {
             RecomputePasses::All => PassExtent::Everywhere,
             RecomputePasses::Needed => PassExtent::WhereNeeded,
@@ -78,7 +81,8 @@ impl MemoryConfig {
             OffloadMode::Schedule => PassExtent::Everywhere,
             OffloadMode::Needed => PassExtent::WhereNeeded,
         };
-        MemoryPolicy { recompute: self.recomputed(), recomputed, offloaded }
+        let sharded = if self.shard_optimizer { Some(copies.saturating_add(1)) } else { None };
+        MemoryPolicy { recompute: self.recomputed(), recomputed, offloaded, sharded }
     }
 
     /// The parts that DROP gives up.

@@ -26,7 +26,7 @@ impl RunConfig {
             chunks_per_stage: self.chunks_per_stage,
             replicas: self.replicas,
             slice_count: self.slice_count,
-            memory: self.memory.policy(),
+            memory: self.memory.policy(self.elastic.copies),
             copies: self.elastic.copies,
             is_island: self.sync.is_some(),
             stage_bytes_max: self.stage_bytes_max,

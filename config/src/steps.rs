@@ -101,6 +101,14 @@ pub fn check_needs_no_steps(config: &RunConfig, kind: AsyncKind) -> Result<(), C
             ),
         ),
         (
+            config.memory.shard_optimizer,
+            refused(
+                "memory.shard_optimizer",
+                "replicas share the update of a step, and there is none",
+                "--set memory.shard_optimizer=false",
+            ),
+        ),
+        (
             config.sync.is_some(),
             refused(
                 "sync.every",
@@ -142,7 +150,7 @@ mod tests {
     #[test]
     fn what_needs_steps_is_refused_with_what_to_do() {
         let text = "[schedule]\nwindow = 1\n[guard]\nnonfinite = \"replay\"\ngnorm_z = 6.0\n\
-                    [train]\neval_every = 10\nlanes = 2\n[sync]\nevery = 9\nfolders = [\"a\", \"b\"]\n[memory]\nrecompute = \"full\"\noffload = \"needed\"\n";
+                    [train]\neval_every = 10\nlanes = 2\n[sync]\nevery = 9\nfolders = [\"a\", \"b\"]\n[memory]\nrecompute = \"full\"\noffload = \"needed\"\nshard_optimizer = true\n";
         let text = format!("[model]\npreset = \"tiny\"\n{text}");
         let expected = [
             "schedule.window",
@@ -151,6 +159,7 @@ mod tests {
             "guard.gnorm_z",
             "memory.recompute",
             "memory.offload",
+            "memory.shard_optimizer",
             "sync.every",
             "train.eval_every",
         ];

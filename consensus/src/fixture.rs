@@ -104,6 +104,18 @@ pub(crate) fn side_by_side_twice(plan: &mut PlanRecord) {
     plan.copies = vec![Vec::new(); 4];
 }
 
+/// Makes a plan over two stages one of two replicas of a stage, which share the optimizer: layers are counted
+/// by shard.
+pub(crate) fn one_stage_sharded(plan: &mut PlanRecord, shards: &[u32]) {
+    let one = generate(ScheduleKind::OneFOneB, 1, 1).expect("the size is legal");
+    let mut both = side_by_side(&[one.clone(), one]).expect("alike");
+    both.placement = both.placement.sharded(vec![shards.to_vec()]).expect("as many as columns");
+    let options = LowerOptions { window: Window::One, early_head_weights: false };
+    plan.program = lower(&both, options);
+    plan.chunks = [LayerRange::new(0, LAYERS)].repeat(2);
+    plan.copies = vec![Vec::new(); 2];
+}
+
 /// Makes a plan of [`side_by_side_twice`] one over three stages: the first one is left alone at its
 /// place, and stands in both pipelines.
 pub(crate) fn without_the_third(plan: &mut PlanRecord) {

@@ -4,6 +4,7 @@
 mod table;
 
 use std::fmt;
+use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 use zbelastic_schedule::{Placement, Program, Window, check};
@@ -88,12 +89,15 @@ pub fn copies_at(wanted: u32, stage_count: u32) -> u32 {
     wanted.min(stage_count.saturating_sub(1))
 }
 
-/// The stages that train the layers of the first replica on `stage`, in the order of replicas: none if
-/// it has only chunks of later ones.
+/// The stages that update the layers that `stage` speaks for, in the order of replicas: none if it speaks for
+/// no layer.
 fn group_of(placement: &Placement, stage: StageIndex) -> Vec<StageIndex> {
     // The replicas of a stage's chunks stand together.
-    let own = placement.chunks_of(stage).find(|chunk| placement.replica_of(*chunk) == 0);
-    let group = own.into_iter().flat_map(|chunk| placement.group_of(chunk));
+    let own = placement.chunks_of(stage).find(|chunk| placement.speaks(*chunk));
+    let group = own.into_iter().flat_map(|chunk| {
+        let has_shard = move |of: &ChunkIndex| placement.shard_of(*of) == placement.shard_of(chunk);
+        placement.group_of(chunk).filter(has_shard)
+    });
     let mut stages = Vec::new();
     for stage in group.filter_map(|chunk| placement.stage_of(chunk)) {
         if !stages.contains(&stage) {
@@ -393,6 +397,18 @@ pub enum PlanRefusal {
         /// Number of rules broken.
         count: usize,
     },
+    /// Its shards are not the layers of a chunk, or one of them has none.
+    #[error(
+        "chunk {chunk} has {expected} layers and {found} in its shards, of which each must have some"
+    )]
+    Shards {
+        /// The chunk, of the first replica.
+        chunk: ChunkIndex,
+        /// Layers of the chunk.
+        expected: u64,
+        /// Layers in its shards.
+        found: u64,
+    },
     /// Its window is not the one that the job requires, or it has none.
     #[error("the program's window is {found:?}")]
     Window {
@@ -420,21 +436,22 @@ impl PlanRecord {
         position.map(|index| StageIndex(index as u32))
     }
 
-    /// The layers that a stage speaks for, chunk by chunk: its own. Of the replicas of a layer the
-    /// first one's stage does, so that each layer has one owner.
+    /// The layers that a stage speaks for, chunk by chunk: its own. Of the replicas that update a layer
+    /// the first one's stage does, so that each layer has one owner.
     pub fn layers_of(&self, stage: StageIndex) -> impl Iterator<Item = LayerId> + '_ {
-        self.layers_where(stage, |replica| replica == 0)
+        self.layers_where(stage, Placement::owned_layers)
     }
 
-    /// The layers of a stage that other stages speak for, or the stage itself as a first replica's:
+    /// The layers that a stage updates and other stages speak for, or the stage itself as a first replica's:
     /// those of later replicas, chunk by chunk.
     pub fn twins_at(&self, stage: StageIndex) -> impl Iterator<Item = LayerId> + '_ {
-        self.layers_where(stage, |replica| replica > 0)
+        self.layers_where(stage, Placement::twin_layers)
     }
 
-    /// Every layer that a stage trains, chunk by chunk.
+    /// Every layer that a stage trains, chunk by chunk: also those whose candidates it gets from others, where
+    /// the optimizer is sharded.
     pub fn layers_at(&self, stage: StageIndex) -> impl Iterator<Item = LayerId> + '_ {
-        self.layers_where(stage, |_| true)
+        self.layers_where(stage, |_, _, layers| layers)
     }
 
     /// Whether a node trains the last layer, and so knows the loss.
@@ -454,12 +471,13 @@ impl PlanRecord {
     fn layers_where(
         &self,
         stage: StageIndex,
-        is_it: fn(u32) -> bool,
+        part: fn(&Placement, ChunkIndex, Range<u32>) -> Range<u32>,
     ) -> impl Iterator<Item = LayerId> + '_ {
         let placement = &self.program.placement;
         let chunks = placement.chunks_of(stage);
-        let chunks = chunks.filter(move |chunk| is_it(placement.replica_of(*chunk)));
-        chunks.flat_map(|chunk: ChunkIndex| self.chunks[chunk.index()].layers())
+        let layers =
+            move |chunk: ChunkIndex| part(placement, chunk, self.chunks[chunk.index()].ids());
+        chunks.flat_map(layers).map(LayerId)
     }
 
     /// The stages of which `stage` keeps a copy.
@@ -550,10 +568,18 @@ impl PlanRecord {
         let differ = |(chunk, twin): &(ChunkIndex, ChunkIndex)| {
             self.chunks[chunk.index()] != self.chunks[twin.index()]
         };
-        match pairs.find(differ) {
-            Some((chunk, twin)) => Err(PlanRefusal::Twins { chunk, twin }),
-            None => Ok(()),
+        if let Some((chunk, twin)) = pairs.find(differ) {
+            return Err(PlanRefusal::Twins { chunk, twin });
         }
+        let dealt = (0..).map(ChunkIndex).zip(placement.shards()).zip(&self.chunks);
+        for ((chunk, shards), layers) in dealt {
+            let expected = layers.ids().len() as u64;
+            let found = shards.iter().map(|count| u64::from(*count)).sum();
+            if shards.contains(&0) || found != expected {
+                return Err(PlanRefusal::Shards { chunk, expected, found });
+            }
+        }
+        Ok(())
     }
 
     fn check_copies(&self, spec: &JobSpec) -> Result<(), PlanRefusal> {

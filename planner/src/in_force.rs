@@ -57,6 +57,10 @@ pub(crate) fn retained_plans(
         return RetainedPlans::default();
     }
     let before = Plan::of_record(record, job.batch, job.memory.recompute);
+    if before.is_sharded() && !in_force.departed().is_empty() {
+        // Who is left lacks the moments of layers that others updated: they move to where the model is cut anew.
+        return RetainedPlans::default();
+    }
     let offered = OfferedNodes { job, nodes, estimate };
     let stays = |stages: &[StageIndex]| -> Vec<usize> {
         stages.iter().filter_map(|stage| in_force.stage_nodes[stage.index()]).collect()
@@ -171,7 +175,7 @@ mod tests {
     use std::time::Duration;
 
     use zbelastic_consensus::plan::{PlanReason, Promise};
-    use zbelastic_trainer::plan::{BatchShape, LaneCount, ReplicaCount};
+    use zbelastic_trainer::plan::{BatchShape, LaneCount, MemoryPolicy, ReplicaCount};
     use zbelastic_types::{Generation, Step};
 
     use super::*;
@@ -252,6 +256,25 @@ mod tests {
         let anew = choice.cut_anew.expect("there is another");
         assert!(anew < kept, "three stages share the work more evenly: {anew} of {kept}");
         assert_eq!((choice.chosen, choice.refilled), (PlanSuccessor::Kept, None));
+    }
+
+    /// Who is left of replicas that share the optimizer lacks the moments of others' shards: nobody takes over
+    /// without a move.
+    #[test]
+    fn after_a_loss_a_plan_with_shards_is_cut_anew() {
+        let memory = MemoryPolicy { sharded: Some(1), ..job().memory };
+        let job = PlannerJob { memory, ..job() };
+        let whole = in_force(&job, (0..4).map(Some).collect());
+        assert_eq!(whole.record.program.placement.shard_count(), 2);
+        let plans = |left: &PlanInForce, nodes: &[NodeResources]| {
+            retained_plans((&job, Window::One), left, nodes, &PaceEstimate::default())
+        };
+        assert!(plans(&whole, &nodes(&[1, 2, 3, 4])).kept.is_some(), "nobody is lost");
+        let left = in_force(&job, vec![Some(0), Some(1), None, Some(2)]);
+        let plans = plans(&left, &three());
+        assert!(plans.kept.is_none() && plans.refilled.is_none());
+        let found = search().solve_from((&job, Window::One), &three(), Some(&left));
+        assert!(found.is_ok(), "three train on");
     }
 
     /// Of four pipelines two others run a half each of what a lost worker did, if there are lanes for it and

@@ -80,6 +80,7 @@ mod tests {
     use crate::kind::ScheduleKind;
     use crate::lower::{LowerOptions, lower};
     use crate::op::Op;
+    use crate::placement::Placement;
     use crate::program::{Program, Window};
     use crate::reduction::{Reduction, TreeExchange, TreeSide};
     use crate::ties::tie_ends;
@@ -124,7 +125,9 @@ mod tests {
         let sent = |op: &Op| match op {
             Op::Reduce(Reduction::Send(exchange), chunk) => {
                 let sibling = placement.sibling_at(*chunk, exchange.level());
-                exchange.merged_floats(placement, sibling.expect("it sends to one"), LEN).len()
+                let shards = placement.shard_count() as usize;
+                let sibling = sibling.expect("it sends to one");
+                exchange.merged_floats(placement, sibling, &vec![LEN / shards; shards]).len()
             }
             Op::Compute(..)
             | Op::Transfer(..)
@@ -149,9 +152,39 @@ mod tests {
                 assert_eq!(floats_sent(&program, stage), floor, "{columns} x 2, stage {stage}");
             }
         }
+        // Candidates in the place of sums are as many floats.
+        for (columns, shards) in [(2, 2), (8, 2), (8, 4), (8, 8)] {
+            let program = sharded(&replicated(ScheduleKind::ZbH1, (2, 2), columns), shards);
+            let floor = 2 * (columns - 1) * LEN / columns;
+            assert_eq!(floats_sent(&lower(&program, options), StageIndex(0)), floor);
+        }
         // Both directions of each column have sums of their own of their halves.
         let program = lower(&replicated(ScheduleKind::Gems, (1, 2), 4), options);
         assert_eq!(floats_sent(&program, StageIndex(0)), 2 * 3 * LEN / 4, "as with one direction");
+    }
+
+    fn sharded(program: &Program, shards: usize) -> Program {
+        let layers = vec![vec![1; shards]; program.placement.chunks_per_replica() as usize];
+        let placement = program.placement.clone().sharded(layers).expect("as many columns");
+        Program { placement, ..program.clone() }
+    }
+
+    /// Behind the last sum each replica computes the candidates of its shard, of sums of all, and every
+    /// replica ends with all of them.
+    #[test]
+    fn each_candidate_is_computed_from_the_sum_of_all_and_gathered_by_all() {
+        let few: [&[usize]; 2] = [&[2, 3], &[1, 0]];
+        let many: [&[usize]; 2] = [&[3, 0, 1, 4], &[1, 1, 1, 1]];
+        let all: [&[usize]; 1] = [&[2, 1, 0, 3, 1, 1, 7, 2]];
+        for columns in [2, 4, 8, 16] {
+            for shards in few.into_iter().chain(many).chain(all) {
+                let program = replicated(ScheduleKind::OneFOneB, (1, 1), columns);
+                if shards.len() <= columns {
+                    let placement = sharded(&program, shards.len()).placement;
+                    all_end_with_the_tree(&placement, shards);
+                }
+            }
+        }
     }
 
     /// Every float is added at each level by one replica of a subtree, and each replica ends with all of
@@ -160,18 +193,38 @@ mod tests {
     fn each_replica_ends_with_the_tree_of_all() {
         for (columns, len) in [(2, 5), (4, 1), (4, 7), (8, 3), (8, 64), (16, 37)] {
             let placement = replicated(ScheduleKind::OneFOneB, (1, 1), columns).placement;
-            // By replica and float: which replicas were added, in brackets.
-            let leaf = |replica: usize| vec![replica.to_string(); len];
-            let mut sums: Vec<Vec<String>> = (0..columns).map(leaf).collect();
-            for exchange in TreeExchange::all_of(&placement) {
+            all_end_with_the_tree(&placement, &[len]);
+        }
+    }
+
+    fn all_end_with_the_tree(placement: &Placement, shards: &[usize]) {
+        let (columns, len) = (placement.column_count() as usize, shards.iter().sum());
+        let own = |chunk: ChunkIndex| {
+            let first = shards[..placement.shard_of(chunk) as usize].iter().sum();
+            first..first + shards[placement.shard_of(chunk) as usize]
+        };
+        // By replica and float: which replicas were added, in brackets.
+        let leaf = |replica: usize| vec![replica.to_string(); len];
+        let mut sums: Vec<Vec<String>> = (0..columns).map(leaf).collect();
+        let mut are_candidates = false;
+        for exchange in TreeExchange::all_of(placement) {
+            if exchange.is_of_candidates() && !std::mem::replace(&mut are_candidates, true) {
+                for (replica, sum) in sums.iter_mut().enumerate() {
+                    let candidates = &mut sum[own(ChunkIndex(replica as u32))];
+                    candidates.iter_mut().for_each(|sum| *sum = format!("w{sum}"));
+                }
+            }
+            {
                 let before = sums.clone();
                 for (replica, sum) in sums.iter_mut().enumerate() {
                     let chunk = ChunkIndex(replica as u32);
                     let sibling = placement.sibling_at(chunk, exchange.level()).expect("one each");
                     let other = &before[sibling.index()];
-                    for float in exchange.merged_floats(&placement, chunk, len) {
+                    for float in exchange.merged_floats(placement, chunk, shards) {
                         sum[float] = match (exchange, placement.side_of(chunk, exchange.level())) {
-                            (TreeExchange::Gather(_), _) => other[float].clone(),
+                            (TreeExchange::Gather(_) | TreeExchange::GatherCandidates(_), _) => {
+                                other[float].clone()
+                            }
                             (TreeExchange::Reduce(_), TreeSide::Left) => {
                                 format!("({}+{})", sum[float], other[float])
                             }
@@ -182,13 +235,42 @@ mod tests {
                     }
                 }
             }
-            let mut tree: Vec<String> = (0..columns).map(|replica| replica.to_string()).collect();
-            while tree.len() > 1 {
-                let add = |pair: &[String]| format!("({}+{})", pair[0], pair[1]);
-                tree = tree.chunks(2).map(add).collect();
-            }
-            assert!(sums.iter().flatten().all(|sum| *sum == tree[0]), "{columns}, {len}: {sums:?}");
         }
+        let mut tree: Vec<String> = (0..columns).map(|replica| replica.to_string()).collect();
+        while tree.len() > 1 {
+            let add = |pair: &[String]| format!("({}+{})", pair[0], pair[1]);
+            tree = tree.chunks(2).map(add).collect();
+        }
+        let expected = if are_candidates { format!("w{}", tree[0]) } else { tree[0].clone() };
+        assert!(
+            sums.iter().flatten().all(|sum| *sum == expected),
+            "{columns}, {shards:?}: {sums:?}"
+        );
+    }
+
+    #[test]
+    fn candidates_are_gathered_behind_the_step_they_are_of() {
+        let program = sharded(&replicated(ScheduleKind::ZbH1, (1, 1), 4), 2);
+        let lists = |window| {
+            let options = LowerOptions { window, early_head_weights: false };
+            lower(&program, options).to_string().lines().nth(1).map(str::to_owned)
+        };
+        let sums = "stage 0: 0F0 0B0 GATES0W0 0SEND_G 0RECV_G 0REDUCE 0SEND_G.1 0RECV_G.1 0REDUCE.1 \
+            REPORT";
+        let candidates = "STEP 0SEND_C 0RECV_C 0GATHER_C";
+        let one = sums.replace("GATES", "GATE_PREVIOUS COMMIT ");
+        assert_eq!(lists(Window::One), Some(format!("{one} {candidates}")));
+        let zero = sums.replace("GATES", "");
+        assert_eq!(lists(Window::Zero), Some(format!("{zero} GATE_THIS {candidates} COMMIT")));
+        let lowered =
+            lower(&program, LowerOptions { window: Window::One, early_head_weights: true });
+        let misplaced = |from: &str, to: &str| {
+            let text = lowered.to_string().replacen(from, to, 1);
+            check(&text.parse().expect("a program")).expect_err("candidates stand elsewhere").len()
+        };
+        misplaced("REPORT STEP 0SEND_C", "0SEND_C REPORT STEP");
+        misplaced("0RECV_C 0GATHER_C", "0RECV_C");
+        misplaced("0SEND_C 0RECV_C", "0RECV_C");
     }
 
     #[test]
@@ -202,9 +284,19 @@ mod tests {
                     for window in [Window::Zero, Window::One] {
                         let options = LowerOptions { window, early_head_weights: true };
                         let lowered = lower(&program, options);
-                        for lowered in [tie_ends(&lowered), lowered] {
+                        let can_be_sharded =
+                            columns > 1 && program.placement.direction_count() == 1;
+                        let shards = can_be_sharded.then(|| lower(&sharded(&program, 2), options));
+                        for lowered in [tie_ends(&lowered), lowered].into_iter().chain(shards) {
                             assert_eq!(check(&lowered), Ok(()), "{kind} {stages} x {columns}");
                             assert_eq!(lowered.to_string().parse(), Ok(lowered.clone()));
+                            let bytes = crate::packed::pack(&lowered.placement, &lowered.stages);
+                            let unpacked = crate::packed::unpack(
+                                &lowered.placement,
+                                lowered.pass_count(),
+                                &bytes,
+                            );
+                            assert_eq!(unpacked, Ok(lowered.stages.clone()));
                         }
                     }
                 }

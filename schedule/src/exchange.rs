@@ -9,10 +9,17 @@ use crate::reduction::TreeExchange;
 
 impl TreeExchange {
     /// What a chunk and its siblings do with each other's floats in a step, in order: up the tree, and
-    /// from below the top down again. Nothing for one replica.
+    /// from below the top down again. Where the optimizer is sharded, candidates come down instead of
+    /// sums, from the levels at which shards were left to others. Nothing for one replica.
     pub fn all_of(placement: &Placement) -> impl Iterator<Item = Self> + use<> {
-        let down = placement.levels().rev().skip(1).map(Self::Gather);
-        placement.levels().map(Self::Reduce).chain(down)
+        let sharded = placement.shard_levels();
+        let of_sums = placement.levels().rev().skip(1).filter(move |level| level.0 >= sharded);
+        let of_candidates = placement.levels().rev().filter(move |level| level.0 < sharded);
+        placement
+            .levels()
+            .map(Self::Reduce)
+            .chain(of_sums.map(Self::Gather))
+            .chain(of_candidates.map(Self::GatherCandidates))
     }
 
     /// Its place among [`TreeExchange::all_of`]; behind all of them if it is none of these.
@@ -21,37 +28,49 @@ impl TreeExchange {
         Self::all_of(placement).take_while(|before| *before != self).count()
     }
 
-    /// The floats that become part of the sum of `chunk`, of a gradient of `len`. It has the same floats
-    /// from its sibling.
+    /// The floats that become part of what `chunk` has, of a gradient whose shards have these lengths, in
+    /// their order ([`Placement::shard_count`] of them). It has the same floats from its sibling.
+    ///
+    /// Where shards are left to others they are halved, so that each is whole in one of the halves, and
+    /// above these levels floats are.
+    ///
+    /// # Panics
+    /// If the placement has another number of shards.
     #[must_use]
     pub fn merged_floats(
         self,
         placement: &Placement,
         chunk: ChunkIndex,
-        len: usize,
+        shards: &[usize],
     ) -> Range<usize> {
+        assert_eq!(shards.len(), placement.shard_count() as usize, "a length for each shard");
         let replica = placement.replica_of(chunk);
         let adds = match self {
             Self::Reduce(_) => replica,
-            Self::Gather(level) => replica ^ (1 << level.0),
+            Self::Gather(level) | Self::GatherCandidates(level) => replica ^ (1 << level.0),
         };
         let half = |range: Range<usize>, level: u32| {
             let middle = range.start + range.len() / 2;
             if adds >> level & 1 == 0 { range.start..middle } else { middle..range.end }
         };
-        (0..self.halvings(placement)).fold(0..len, half)
+        let halvings = self.halvings(placement);
+        let of_shards = halvings.min(u32::from(placement.shard_levels()));
+        let left = (0..of_shards).fold(0..shards.len(), half);
+        let start: usize = shards[..left.start].iter().sum();
+        let floats = start..start + shards[left].iter().sum::<usize>();
+        (of_shards..halvings).fold(floats, half)
     }
 
-    /// The part of a gradient that moves, in each direction.
+    /// The part of a gradient that moves, in each direction, where its shards are of one length.
     #[must_use]
     pub fn part(self, placement: &Placement) -> f64 {
         0.5f64.powi(self.halvings(placement) as i32)
     }
 
     /// How often the floats of a gradient were halved by then: at every level up to its own, but for the
-    /// top, where both add all that they have left.
+    /// top, where both add all that they have left, if they have the same shard.
     fn halvings(self, placement: &Placement) -> u32 {
         let top = placement.replica_count().ilog2().saturating_sub(1);
-        (u32::from(self.level().0) + 1).min(top)
+        (u32::from(self.level().0) + 1).min(top.max(u32::from(placement.shard_levels())))
     }
 }

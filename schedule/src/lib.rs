@@ -52,7 +52,9 @@ pub use memory::{
 pub use offload::{OffloadRequest, offload};
 pub use op::{Compute, Flow, MemoryOp, Op, OpParseError, Pass, Transfer, UpdateOp};
 pub use orders::{GenerateError, PipelineSize, check_size};
-pub use placement::{NobodyLeft, Placement, PlacementError, PlacementShape, TableError};
+pub use placement::{
+    NobodyLeft, Placement, PlacementError, PlacementShape, ShardError, TableError, deal_shards,
+};
 pub use program::{Program, ProgramParseError, Window};
 pub use recompute::recompute;
 pub use reduction::{Reduction, TreeExchange, TreeLevel, TreeSide};

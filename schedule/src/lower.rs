@@ -5,12 +5,13 @@
 //! their gradients are added level by level of a tree, each replica a part of the floats, and the sums are
 //! gathered: the first exchange begins right after
 //! the chunk's last operation, and is waited for at the end of the step; what a model with tied ends
-//! needs beside it is added by [`crate::tie_ends`]. Where the gate stands follows from the window.
+//! needs beside it is added by [`crate::tie_ends`]. Where the optimizer is sharded, candidate weights are gathered
+//! behind STEP. Where the gate stands follows from the window.
 //! With window one it stands directly before the first operation that adds to the weights' gradient,
 //! the last moment at which the step before can still be dropped, so F and B of the new step run
 //! while the verdict travels.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use zbelastic_types::ChunkIndex;
 
@@ -38,7 +39,8 @@ pub fn lower(program: &Program, options: LowerOptions) -> Program {
     let placement = &program.placement;
     let lower_stage = |ops: &Vec<Op>| {
         let lowered = with_transfers(placement, ops, options.early_head_weights);
-        with_updates(&with_reductions(placement, lowered), options.window)
+        let updated = with_updates(&with_reductions(placement, lowered), options.window);
+        with_gathered_candidates(placement, updated)
     };
     Program {
         kind: program.kind,
@@ -84,7 +86,7 @@ fn with_reductions(placement: &Placement, ops: Vec<Op>) -> Vec<Op> {
         last.extend(op.chunk().map(|chunk| (chunk, position)));
     }
     let mut lowered = Vec::with_capacity(ops.len() + 4 * last.len());
-    let exchanges: Vec<TreeExchange> = TreeExchange::all_of(placement).collect();
+    let exchanges: Vec<TreeExchange> = of_gradients(placement).collect();
     let send = |chunk, exchange: Option<&TreeExchange>| {
         exchange.and_then(|exchange| passing_of(placement, chunk, *exchange)[0])
     };
@@ -103,6 +105,33 @@ fn with_reductions(placement: &Placement, ops: Vec<Op>) -> Vec<Op> {
         }
     }
     lowered
+}
+
+/// The exchanges before a step is reported.
+fn of_gradients(placement: &Placement) -> impl Iterator<Item = TreeExchange> + use<> {
+    TreeExchange::all_of(placement).filter(|exchange| !exchange.is_of_candidates())
+}
+
+/// Those behind STEP.
+fn of_candidates(placement: &Placement) -> impl Iterator<Item = TreeExchange> + use<> {
+    TreeExchange::all_of(placement).filter(|exchange| exchange.is_of_candidates())
+}
+
+/// Adds behind STEP the operations that gather candidate weights, exchange by exchange.
+fn with_gathered_candidates(placement: &Placement, mut ops: Vec<Op>) -> Vec<Op> {
+    let chunks: BTreeSet<ChunkIndex> = ops.iter().filter_map(|op| op.chunk()).collect();
+    let gathered = of_candidates(placement).flat_map(|exchange| {
+        let sent = chunks.iter().flat_map(move |chunk| passing_of(placement, *chunk, exchange)[0]);
+        let merged = chunks.iter().flat_map(move |chunk| {
+            let merge = Op::Reduce(Reduction::Merge(exchange), *chunk);
+            passing_of(placement, *chunk, exchange)[1].into_iter().chain([merge])
+        });
+        sent.chain(merged)
+    });
+    let step = ops.iter().position(|op| *op == Op::Update(UpdateOp::Step));
+    let behind = step.map_or(ops.len(), |step| step + 1);
+    ops.splice(behind..behind, gathered.collect::<Vec<_>>());
+    ops
 }
 
 /// How floats of a chunk's sum get to its sibling in an exchange, and the sibling's to it.

@@ -405,6 +405,9 @@ mod tests {
         check("1RECV_S", Op::Reduce(Reduction::Receive(down(0)), ChunkIndex(1)));
         check("1LOCAL_S", Op::Reduce(Reduction::Local(down(0)), ChunkIndex(1)));
         check("3GATHER.2", Op::Reduce(Reduction::Merge(down(2)), ChunkIndex(3)));
+        let candidates = |level| TreeExchange::GatherCandidates(TreeLevel(level));
+        check("3SEND_C", Op::Reduce(Reduction::Send(candidates(0)), ChunkIndex(3)));
+        check("1GATHER_C.2", Op::Reduce(Reduction::Merge(candidates(2)), ChunkIndex(1)));
         check("0TIE", Op::Reduce(Reduction::Tie, ChunkIndex(0)));
         check("3SEND_T", Op::Reduce(Reduction::SendTied, ChunkIndex(3)));
         check("3RECV_T", Op::Reduce(Reduction::ReceiveTied, ChunkIndex(3)));

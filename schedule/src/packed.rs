@@ -21,10 +21,10 @@ use crate::reduction::{Reduction, TreeExchange, TreeLevel};
 /// is dropped, offloaded and reloaded.
 const OPS_PER_PASS_MAX: u64 = 12;
 /// Operations that are on no pass, for each chunk: an upper bound, as memory requires, of SEND_G, RECV_G
-/// and REDUCE at each level of the tree, SEND_S, RECV_S and GATHER below the top, SEND_T, RECV_T and TIE,
-/// and the five updates of a stage.
-const OTHER_OPS_MAX: u64 = 48;
-const _: () = assert!(3 * (2 * TreeLevel::COUNT_MAX as u64 - 1) + 3 + 5 <= OTHER_OPS_MAX);
+/// and REDUCE at each level of the tree, SEND_S, RECV_S and GATHER or SEND_C, RECV_C and GATHER_C at each,
+/// SEND_T, RECV_T and TIE, and the five updates of a stage.
+const OTHER_OPS_MAX: u64 = 50;
+const _: () = assert!(3 * 2 * TreeLevel::COUNT_MAX as u64 + 3 + 5 <= OTHER_OPS_MAX);
 /// Symbols of the shortest copy: the encoding of a copy has up to as many bytes.
 const COPY_MIN: usize = 4;
 /// Positions within a copy at which later copies may begin: the others are reached by the periods
@@ -93,6 +93,8 @@ const TIED_KINDS: [Reduction; 3] = [Reduction::SendTied, Reduction::ReceiveTied,
 const ABOVE_LEAVES: usize = PASS_KINDS.len() + CHUNK_KINDS.len() + UPDATES.len() + TIED_KINDS.len();
 /// The first place of a kind on chunks on the way down the tree.
 const GATHERS: usize = ABOVE_LEAVES + (TreeLevel::COUNT_MAX as usize - 1) * CHUNK_KINDS.len();
+/// The first place of a kind on chunks where candidates come down the tree.
+const OF_CANDIDATES: usize = GATHERS + TreeLevel::COUNT_MAX as usize * CHUNK_KINDS.len();
 const UPDATES: [UpdateOp; 5] = [
     UpdateOp::Report,
     UpdateOp::Step,
@@ -162,6 +164,9 @@ const fn kind_at(exchange: TreeExchange, kind: usize) -> usize {
         TreeExchange::Gather(TreeLevel(level)) => {
             GATHERS + level as usize * CHUNK_KINDS.len() + kind
         }
+        TreeExchange::GatherCandidates(TreeLevel(level)) => {
+            OF_CANDIDATES + level as usize * CHUNK_KINDS.len() + kind
+        }
     }
 }
 
@@ -222,6 +227,9 @@ impl StageCodec {
                 None => TreeExchange::Reduce(TreeLevel(rows + 1)),
                 Some(level) if level < TreeLevel::COUNT_MAX => {
                     TreeExchange::Gather(TreeLevel(level))
+                }
+                Some(row) if row < 2 * TreeLevel::COUNT_MAX => {
+                    TreeExchange::GatherCandidates(TreeLevel(row - TreeLevel::COUNT_MAX))
                 }
                 Some(_) => return Err(bad),
             };
@@ -500,12 +508,12 @@ mod tests {
         let refuse = |bytes: &[u8], expected| {
             assert_eq!(unpack(&placement, 1, bytes), Err(expected));
         };
-        refuse(&[1, 120], UnpackError::Ops { ops_max: 108, found: 120 });
+        refuse(&[1, 120], UnpackError::Ops { ops_max: 112, found: 120 });
         refuse(&[1, 0, 0, 9], UnpackError::Trailing { count: 1 });
         refuse(&[1, 1, 0, 2, 0], UnpackError::Unknown { count: 0, found: 0 });
         refuse(&[1, 1, 1, 0, 0, 2, 0, 3, 1], UnpackError::Unknown { count: 0, found: 1 });
         refuse(&[1, 1, 1, 0, 0, 2, 0, 0], UnpackError::Ops { ops_max: 1, found: 0 });
-        refuse(&[1, 1, 1, 99, 0, 2, 0, 2, 0], UnpackError::Number { found: 99 });
+        refuse(&[1, 1, 1, 120, 0, 2, 0, 2, 0], UnpackError::Number { found: 120 });
         refuse(&[1, 1, 1, 0, 0, 1, 0, 2, 0], UnpackError::Number { found: -2 });
     }
 }

@@ -1,6 +1,7 @@
 //! Which stage holds which chunk of the model.
 
 mod replicas;
+mod shards;
 mod table;
 
 use std::fmt;
@@ -11,6 +12,7 @@ use zbelastic_types::{ChunkIndex, MicrobatchIndex, StageIndex};
 use crate::limits::{COLUMNS_MAX, TEXT_COUNT_MAX};
 use crate::op::Flow;
 
+pub use shards::{ShardError, deal_shards};
 pub use table::{NobodyLeft, TableError};
 
 /// The stage of every chunk, in model order. Valid by construction: every stage from 0 to the
@@ -33,6 +35,8 @@ pub struct Placement {
     column_count: u32,
     /// Places of each column: its stages, if each stands in one column alone.
     stages_per_column: u32,
+    /// Layers in each shard, by the place of their chunk along the model; empty where all replicas update all.
+    shards: Vec<Vec<u32>>,
 }
 
 /// The shapes in which chunks are laid over stages.
@@ -68,6 +72,7 @@ enum ShapeForm {
     Cross,
     Columns { shape: PlacementShape, count: u32 },
     Table { shape: PlacementShape, count: u32, cells: Vec<StageIndex> },
+    ShardedColumns { shape: PlacementShape, count: u32, shards: Vec<Vec<u32>> },
 }
 
 /// Chunks and stages that do not form the columns named.
@@ -157,6 +162,7 @@ impl Placement {
             replica_count: column_count * replica_count,
             column_count,
             stages_per_column: stage_count,
+            shards: Vec::new(),
         }
     }
 
@@ -171,6 +177,7 @@ impl Placement {
             replica_count: self.direction_count(),
             column_count: 1,
             stages_per_column: self.stages_per_column,
+            shards: Vec::new(),
         }
     }
 
@@ -198,6 +205,7 @@ impl Placement {
             replica_count: 1,
             column_count: 1,
             stages_per_column: stage_count,
+            shards: Vec::new(),
         }
     }
 
@@ -216,6 +224,7 @@ impl Placement {
             replica_count: 1,
             column_count: 1,
             stages_per_column: stage_count,
+            shards: Vec::new(),
         }
     }
 
@@ -405,10 +414,15 @@ impl From<Placement> for PlacementForm {
             (1, PlacementShape::Loop) => ShapeForm::Loop,
             (1, PlacementShape::Vee) => ShapeForm::Vee,
             (1, PlacementShape::Cross) => ShapeForm::Cross,
-            (count, shape) if placement.is_table() => {
-                ShapeForm::Table { shape, count, cells: placement.table().cells() }
+            (count, shape) => {
+                let cells = placement.is_table().then(|| placement.table().cells());
+                let shards = placement.shards.clone();
+                match cells {
+                    Some(cells) => ShapeForm::Table { shape, count, cells },
+                    None if shards.is_empty() => ShapeForm::Columns { shape, count },
+                    None => ShapeForm::ShardedColumns { shape, count, shards },
+                }
             }
-            (count, shape) => ShapeForm::Columns { shape, count },
         };
         Self { shape, stage_count: placement.stage_count, chunk_count: placement.chunk_count() }
     }
@@ -418,18 +432,22 @@ impl TryFrom<PlacementForm> for Placement {
     type Error = TableError;
 
     fn try_from(form: PlacementForm) -> Result<Self, TableError> {
-        let (shape, count) = match form.shape {
-            ShapeForm::Line => (PlacementShape::Line, 1),
-            ShapeForm::Loop => (PlacementShape::Loop, 1),
-            ShapeForm::Vee => (PlacementShape::Vee, 1),
-            ShapeForm::Cross => (PlacementShape::Cross, 1),
-            ShapeForm::Columns { shape, count } => (shape, count),
+        let PlacementForm { shape, stage_count, chunk_count } = form;
+        let columns = |shape, count| Self::of_columns(shape, count, stage_count, chunk_count);
+        let sizes = (stage_count, chunk_count);
+        Ok(match shape {
+            ShapeForm::Line => columns(PlacementShape::Line, 1)?,
+            ShapeForm::Loop => columns(PlacementShape::Loop, 1)?,
+            ShapeForm::Vee => columns(PlacementShape::Vee, 1)?,
+            ShapeForm::Cross => columns(PlacementShape::Cross, 1)?,
+            ShapeForm::Columns { shape, count } => columns(shape, count)?,
             ShapeForm::Table { shape, count, cells } => {
-                let sizes = (form.stage_count, form.chunk_count);
-                return Self::of_table(shape, count, sizes, &cells);
+                Self::of_table(shape, count, sizes, &cells)?
             }
-        };
-        Ok(Self::of_columns(shape, count, form.stage_count, form.chunk_count)?)
+            ShapeForm::ShardedColumns { shape, count, shards } => {
+                columns(shape, count)?.sharded(shards)?
+            }
+        })
     }
 }
 

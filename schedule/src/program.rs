@@ -173,15 +173,22 @@ fn columns_text(placement: &Placement) -> String {
         1 => String::new(),
         count => format!(" replicas {count}"),
     };
-    if !placement.is_table() {
-        return replicas;
-    }
-    let column = |cells: &[StageIndex]| {
-        cells.iter().map(StageIndex::to_string).collect::<Vec<_>>().join(",")
+    let shards = match placement.shards() {
+        [] => String::new(),
+        shards => format!(" shards {}", joined(shards, u32::to_string)),
     };
+    if !placement.is_table() {
+        return format!("{replicas}{shards}");
+    }
     let cells = placement.table().cells();
-    let columns = cells.chunks(placement.stages_per_column() as usize).map(column);
-    format!("{replicas} table {}", columns.collect::<Vec<_>>().join("/"))
+    let columns: Vec<_> = cells.chunks(placement.stages_per_column() as usize).collect();
+    format!("{replicas} table {}{shards}", joined(&columns, StageIndex::to_string))
+}
+
+/// Rows of numbers, with commas in a row and slashes between them.
+fn joined<T>(rows: &[impl AsRef<[T]>], text: impl Fn(&T) -> String) -> String {
+    let row = |row: &_| AsRef::<[T]>::as_ref(row).iter().map(&text).collect::<Vec<_>>().join(",");
+    rows.iter().map(row).collect::<Vec<_>>().join("/")
 }
 
 impl fmt::Display for Program {
@@ -222,7 +229,9 @@ pub enum ProgramParseError {
         "line 1: expected `program KIND SHAPE stages P chunks C microbatches M window 0|1|-`, \
          with `slices N` before the window if there are slices, and `replicas D` before the stages \
          if the pipeline is there D times, with `table 0,1/0,2` behind it if it names the stage of \
-         each place, replica by replica, found `{found}`"
+         each place, replica by replica, and `shards 2,3/4,1` behind that if the optimizer is sharded, with the layers of each shard, chunk \
+         by chunk, found \
+         `{found}`"
     )]
     Header {
         /// The line as found.
@@ -291,6 +300,12 @@ fn parse_cells(text: &str) -> Option<Vec<StageIndex>> {
     cells.collect()
 }
 
+/// The layers that a header counts in each shard, chunk by chunk.
+fn parse_shards(text: &str) -> Option<Vec<Vec<u32>>> {
+    let chunk = |text: &str| text.split(',').map(|count| count.parse().ok()).collect();
+    text.split('/').map(chunk).collect()
+}
+
 /// The program a header announces, still without stages.
 fn parse_header(line: &str) -> Result<Program, ProgramParseError> {
     let header = || ProgramParseError::Header { found: line.to_owned() };
@@ -303,6 +318,12 @@ fn parse_header(line: &str) -> Result<Program, ProgramParseError> {
     let table = if words.get(3) == Some(&"table") {
         let cells = words.drain(3..words.len().min(5)).nth(1).ok_or_else(header)?;
         Some(parse_cells(cells).ok_or_else(header)?)
+    } else {
+        None
+    };
+    let shards = if words.get(3) == Some(&"shards") {
+        let shards = words.drain(3..words.len().min(5)).nth(1).ok_or_else(header)?;
+        Some(parse_shards(shards).ok_or_else(header)?)
     } else {
         None
     };
@@ -343,6 +364,10 @@ fn parse_header(line: &str) -> Result<Program, ProgramParseError> {
     let placement = match table {
         Some(cells) => Placement::of_table(shape, columns, sizes, &cells)?,
         None => Placement::of_columns(shape, columns, sizes.0, sizes.1)?,
+    };
+    let placement = match shards {
+        Some(shards) => placement.sharded(shards).map_err(TableError::from)?,
+        None => placement,
     };
     let microbatch_count = count(microbatches)?;
     let slice_count = count(slices)?;

@@ -41,6 +41,11 @@ pub enum TreeExchange {
     Reduce(TreeLevel),
     /// Each gets the sums of all replicas for the floats that it left to the other at this level.
     Gather(TreeLevel),
+    /// Each gets the candidate weights of the floats that it left to the other at this level: behind STEP,
+    /// where the optimizer is sharded ([`Placement::sharded`]).
+    ///
+    /// [`Placement::sharded`]: crate::Placement::sharded
+    GatherCandidates(TreeLevel),
 }
 
 impl TreeExchange {
@@ -48,7 +53,16 @@ impl TreeExchange {
     #[must_use]
     pub const fn level(self) -> TreeLevel {
         match self {
-            Self::Reduce(level) | Self::Gather(level) => level,
+            Self::Reduce(level) | Self::Gather(level) | Self::GatherCandidates(level) => level,
+        }
+    }
+
+    /// Whether candidate weights are gathered by it: behind STEP.
+    #[must_use]
+    pub const fn is_of_candidates(self) -> bool {
+        match self {
+            Self::GatherCandidates(_) => true,
+            Self::Reduce(_) | Self::Gather(_) => false,
         }
     }
 }
@@ -110,6 +124,10 @@ impl Reduction {
             Self::Receive(TreeExchange::Gather(_)) => "RECV_S",
             Self::Local(TreeExchange::Gather(_)) => "LOCAL_S",
             Self::Merge(TreeExchange::Gather(_)) => "GATHER",
+            Self::Send(TreeExchange::GatherCandidates(_)) => "SEND_C",
+            Self::Receive(TreeExchange::GatherCandidates(_)) => "RECV_C",
+            Self::Local(TreeExchange::GatherCandidates(_)) => "LOCAL_C",
+            Self::Merge(TreeExchange::GatherCandidates(_)) => "GATHER_C",
             Self::SendTied => "SEND_T",
             Self::ReceiveTied => "RECV_T",
             Self::Tie => "TIE",
@@ -134,7 +152,8 @@ impl Reduction {
             Some((letters, level)) => (letters, level.parse().ok().filter(|level| *level > 0)?),
             None => (text, 0),
         };
-        let exchanges = [TreeExchange::Reduce, TreeExchange::Gather];
+        let exchanges =
+            [TreeExchange::Reduce, TreeExchange::Gather, TreeExchange::GatherCandidates];
         let between_replicas = exchanges.into_iter().flat_map(|exchange| {
             let of = exchange(TreeLevel(level));
             [Self::Send(of), Self::Receive(of), Self::Local(of), Self::Merge(of)]

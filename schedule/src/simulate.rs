@@ -331,12 +331,16 @@ impl<'a> SimulationClock<'a> {
             + self.costs.verdict
     }
 
-    /// When the sums of all earlier stages have come down the first pipeline to `stage`.
+    /// When the sums of all earlier stages have come down the pipeline to `stage`.
     fn prefix(&self, stage: StageIndex, step: u32) -> f64 {
-        let source = self.placement.prefix_source(stage);
-        let before = source.map_or(0, |source| source.index() + 1);
-        let reports = &self.reports[step as usize][..before];
-        reports.iter().fold(0.0, |prefix, report| report.max(prefix) + self.costs.link)
+        let source = |stage: &StageIndex| self.placement.prefix_source(*stage);
+        let chain: Vec<StageIndex> =
+            std::iter::successors(self.placement.prefix_source(stage), source).collect();
+        let reports = &self.reports[step as usize];
+        chain
+            .iter()
+            .rev()
+            .fold(0.0, |prefix: f64, stage| reports[stage.index()].max(prefix) + self.costs.link)
     }
 
     /// The time of a pass over a whole microbatch, times the share of its slice.

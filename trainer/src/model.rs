@@ -39,7 +39,7 @@ pub use frozen::FrozenTensors;
 pub(crate) use initial::draw_layer_adapters;
 pub use initial::{draw_adapters, draw_weights, initial_weights};
 pub use key_value_cache::KeyValueCache;
-pub use layer_bytes::{frozen_bytes, layer_bytes, replayed_bytes};
+pub use layer_bytes::{frozen_bytes, layer_bytes, replayed_bytes, sharded_bytes};
 pub use layer_times::{
     LayerClass, LayerClock, LayerOp, LayerTimer, LayerTimes, Span, StageTimings, TimeTotal,
 };
@@ -56,7 +56,7 @@ pub use pass_stash::{
     PassStash, download_parts, offload_parts, offload_sizes, settle, upload_parts,
 };
 pub use recompute::{Recompute, RecomputedOps, RecomputedParts};
-pub use state::{AfterCommit, LayerState};
+pub use state::{AfterCommit, LayerState, ShardPart};
 pub use tensors::{
     LayerSpec, TensorDraw, TensorInit, TensorSpec, find_tensor, model_layers, model_size,
 };

@@ -14,6 +14,7 @@ mod partition;
 mod rates;
 mod replica_count;
 mod reroute;
+mod shards;
 mod slice_cut;
 mod solved;
 mod work;

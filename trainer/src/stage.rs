@@ -13,6 +13,7 @@ mod evaluation;
 mod events;
 mod executor;
 mod frame;
+mod gathering;
 mod inbox;
 mod initial_weights;
 mod injection;

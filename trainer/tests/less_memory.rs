@@ -292,6 +292,7 @@ const NEEDED: MemoryPolicy = MemoryPolicy {
     recompute: Recompute::Full,
     recomputed: PassExtent::WhereNeeded,
     offloaded: PassExtent::Everywhere,
+    sharded: None,
 };
 
 /// Each kind with a limit between what it takes and what it takes if all passes are made again, by

@@ -373,7 +373,11 @@ fn version_for(config: &RunConfig) -> u32 {
     let has_later_factor = model.lora.as_ref().is_some_and(|lora| !lora.scaling.is_standard());
     let is_bf16_on_processors = config.arithmetic.device == DeviceChoice::Cpu
         && config.arithmetic.precision == PrecisionChoice::Bf16;
-    if !config.optimizer.decay_rates.is_none() || config.sync.is_some() || is_bf16_on_processors {
+    let has_latest = !config.optimizer.decay_rates.is_none()
+        || config.sync.is_some()
+        || is_bf16_on_processors
+        || config.memory.shard_optimizer;
+    if has_latest {
         return DOCUMENT_VERSION;
     }
     if has_later_factor || !model.without_moments.is_none() {

@@ -372,7 +372,7 @@ fn choose_plan(
         stage_count: grid.stage_count,
         replicas: grid.replicas,
         window: config.window.planned(),
-        memory: config.memory.policy(),
+        memory: config.memory.policy(copies_wanted),
         beside: HeldBeside { copies: grid.copies(copies_wanted), is_island: config.sync.is_some() },
         stage_bytes_max: &limits,
         pace: &Pace::estimated(&config.model, config.batch.microbatch)

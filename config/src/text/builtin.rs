@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 143] = pages![
+const PAGES: [(&str, &str); 144] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -126,6 +126,7 @@ const PAGES: [(&str, &str); 143] = pages![
     "decisions/0105-the-only-checkpoint-is-waited-for.md",
     "decisions/0106-a-layer-comes-from-all-that-hold-it.md",
     "decisions/0107-shards-arrive-chunk-by-chunk.md",
+    "decisions/0108-replicas-share-the-optimizer.md",
     "deploy.md",
     "deploy/container.md",
     "deploy/kubernetes.md",

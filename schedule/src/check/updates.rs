@@ -4,6 +4,7 @@ use super::{ScheduleViolation, ViolationList};
 use crate::lower::{closing, opening};
 use crate::op::{Op, UpdateOp};
 use crate::program::{Program, Window};
+use crate::reduction::TreeExchange;
 
 /// The updates of a step are those of its window, each once, in their order.
 pub(super) fn update_sequence(program: &Program, violations: &mut ViolationList) {
@@ -19,14 +20,20 @@ pub(super) fn update_sequence(program: &Program, violations: &mut ViolationList)
 }
 
 /// The report and what follows it are the last operations of the step: nothing is added to a
-/// gradient that was reported, and nothing runs on weights that were stepped.
+/// gradient that was reported, and nothing runs on weights that were stepped. Candidates are gathered right
+/// behind STEP and nowhere else.
 pub(super) fn update_tail(program: &Program, violations: &mut ViolationList) {
     let Some(window) = program.window else { return };
     let expected = closing(window);
     for (stage, ops) in program.lists() {
-        let found = &ops[ops.len().saturating_sub(expected.len())..];
+        let gathers = |op: &Op| matches!(op, Op::Reduce(reduction, _) if reduction.exchange().is_some_and(TreeExchange::is_of_candidates));
+        let behind_step = ops.iter().rposition(|op| *op == Op::Update(UpdateOp::Step));
+        let behind_step = behind_step.map_or(ops.len(), |step| step + 1);
+        let gathered = ops[behind_step..].iter().take_while(|op| gathers(op)).count();
+        let others = [&ops[..behind_step], &ops[behind_step + gathered..]].concat();
+        let found = &others[others.len().saturating_sub(expected.len())..];
         let is_tail = found.iter().copied().map(update_of).eq(expected.iter().copied().map(Some));
-        if !is_tail {
+        if !is_tail || others.iter().any(gathers) {
             let expected = expected.to_vec();
             let found = found.to_vec();
             violations.add(ScheduleViolation::UpdateTail { stage, expected, found });

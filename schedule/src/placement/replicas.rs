@@ -43,28 +43,42 @@ impl Placement {
     }
 
     /// The stages that read the sums of squares up to `stage`, its own among them: the one behind it
-    /// in the first column, which has the first replica's sums, and those in its place in the others.
+    /// in its column, if its replica speaks for layers, and those in its place in columns that do not.
     pub fn prefix_readers(&self, stage: StageIndex) -> impl Iterator<Item = StageIndex> + use<> {
-        let places = self.stages_per_column();
-        let is_first_column = stage.0 < places;
-        let next = Some(stage.next()).filter(|next| next.0 < places && is_first_column);
-        let beside =
-            (1..self.column_count).filter_map(|column| self.table().stage_at(column, stage.0));
+        let place = self.place_number(stage);
+        let at = |place: u32| {
+            (0..self.column_count).filter_map(move |c| self.table().stage_at(c, place))
+        };
         // One that stands in several of them reads once.
-        let others: BTreeSet<StageIndex> =
-            beside.filter(|other| is_first_column && *other != stage).collect();
-        next.into_iter().chain(others)
+        let near: BTreeSet<StageIndex> = at(place).chain(at(place + 1)).collect();
+        let reads = |other: &StageIndex| self.prefix_source(*other) == Some(stage);
+        let mut readers: Vec<StageIndex> = near.into_iter().filter(reads).collect();
+        // The chain goes on first.
+        readers.sort_by_key(|other| self.place_number(*other) == place);
+        readers.into_iter()
     }
 
-    /// The stage that `stage` has the sums of those before it from; none for the first of all.
+    /// The stage that `stage` has the sums of those before it from; none for the first of a column whose
+    /// replica speaks for layers: the first column's, or with a sharded optimizer the first for each shard. The others
+    /// have those of their place, of the replica that speaks for their shard.
     #[must_use]
     pub fn prefix_source(&self, stage: StageIndex) -> Option<StageIndex> {
-        let place = self.table().place_of(stage);
-        if stage.0 >= self.stages_per_column() {
-            Some(place)
+        let places = self.stages_per_column;
+        let [column, place] = if self.is_table() {
+            [self.table().columns_of(stage).next()?, self.place_number(stage)]
         } else {
-            place.0.checked_sub(1).map(StageIndex)
+            [stage.0 / places, stage.0 % places]
+        };
+        if column >= self.shard_count() {
+            self.table().stage_at(column % self.shard_count(), place)
+        } else {
+            self.table().stage_at(column, place.checked_sub(1)?)
         }
+    }
+
+    /// The place of a stage in its columns, counted from 0.
+    fn place_number(&self, stage: StageIndex) -> u32 {
+        self.table().place_of(stage).0
     }
 
     /// The chunks of the same layers in all replicas, that of the first one first: `chunk` among them.

@@ -2,7 +2,7 @@
 
 use zbelastic_types::{ChunkIndex, StageIndex};
 
-use super::{Placement, PlacementError, PlacementShape};
+use super::{Placement, PlacementError, PlacementShape, ShardError};
 
 /// Cells that are not those of a table.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -48,6 +48,9 @@ pub enum TableError {
         /// Number of stages that the cells name.
         found: u32,
     },
+    /// Its columns cannot have so many shards.
+    #[error(transparent)]
+    Shards(#[from] ShardError),
 }
 
 /// A place of the columns that a stage was lost at and that no other stage stands at.
@@ -168,7 +171,7 @@ impl<'a> PlacementTable<'a> {
         self.0.group_of(chunk).find(|found| self.0.stage_of(*found) == stage).unwrap_or(chunk)
     }
 
-    /// The table in which the places of the stages in `lost` stand on others of the same place, each
+    /// The table, without shards, in which the places of the stages in `lost` stand on others of the same place, each
     /// on one that stands in fewest columns, of these on the one whose sums meet the lost stage's first
     /// in the tree of the columns; and the stages of this table that its stages are.
     ///
@@ -243,7 +246,8 @@ impl<'a> PlacementTable<'a> {
         }
         let sizes = (stages.len() as u32, self.0.chunk_count());
         let table = Placement::of_table(self.0.shape(), self.0.column_count, sizes, &cells);
-        (table.expect("numbered in order, each at its place"), stages)
+        let table = table.expect("numbered in order, each at its place");
+        (table, stages)
     }
 }
 

@@ -5,6 +5,7 @@ use zbelastic_types::Bytes;
 
 use super::config::ModelConfig;
 use super::parts::{LayerParts, NonMatrixLayout};
+use super::state::ShardPart;
 use super::tensors::LayerSpec;
 use crate::layer_image::StateLen;
 
@@ -19,6 +20,25 @@ pub fn layer_bytes<B: ByteCounts>(backend: &B, model: &ModelConfig, spec: &Layer
     let candidate = Bytes(backend.buffer_bytes(of_candidate));
     replayed_bytes(backend, spec)
         + candidate
+        + matrix_bytes(backend, model, spec)
+        + adapter_bytes(backend, model, spec)
+}
+
+/// The same of a layer whose updates replicas share: its candidate has a place of its own, and where it is
+/// gathered there are no moments.
+#[must_use]
+pub fn sharded_bytes<B: ByteCounts>(
+    backend: &B,
+    model: &ModelConfig,
+    spec: &LayerSpec,
+    part: ShardPart,
+) -> Bytes {
+    let moments = match part {
+        ShardPart::Updated => spec.state_len().moments,
+        ShardPart::Gathered => 0,
+    };
+    let lens = [spec.len(), spec.len(), moments, moments, spec.gradient_len()];
+    Bytes(lens.map(|len| backend.buffer_bytes(len)).iter().sum())
         + matrix_bytes(backend, model, spec)
         + adapter_bytes(backend, model, spec)
 }

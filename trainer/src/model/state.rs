@@ -1,10 +1,12 @@
 //! A layer's parameters with all that belongs to training them.
 
+mod sharded;
+
 use std::ops::Range;
 
 use zbelastic_kernels::{
-    AllocateError, Backend, BufferView, BufferViewMut, DeviceFault, LayerCandidate, Pending,
-    UpdateState,
+    AllocateError, Backend, BufferView, BufferViewMut, DeviceFault, LayerCandidate,
+    PackedWeightsOptimizer, Pending, UpdateState,
 };
 use zbelastic_types::{Bytes, Fingerprint, Step};
 
@@ -14,6 +16,8 @@ use super::mixing::mix;
 use super::parts::{LayerParts, NonMatrixLayout};
 use super::tensors::{LayerSpec, TensorSpec};
 use crate::layer_image::{LayerImage, PendingImage, fingerprint};
+
+pub use sharded::ShardPart;
 
 /// Which weights the passes read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +32,10 @@ enum LiveWeights {
 enum LayerRole {
     /// Passes and optimistic updates: everything.
     Trained,
+    /// The same, where other replicas get the candidate: all of it has a place of its own.
+    Shared,
+    /// Passes, and candidates that others compute: no moments.
+    Gathered,
     /// Updates that are decided on: no candidate, no matrix.
     Replayed,
     /// Passes alone: weights and matrices.
@@ -80,6 +88,7 @@ pub struct LayerState<B: Backend> {
     version: Step,
     /// Those of the state's fingerprint, if the pass that wrote the state left them.
     sums: Option<Pending<[u64; 2]>>,
+    role: LayerRole,
 }
 
 impl<B: Backend> LayerState<B> {
@@ -124,11 +133,19 @@ impl<B: Backend> LayerState<B> {
         role: LayerRole,
     ) -> Result<Self, AllocateError> {
         let parts = LayerParts::new(model, &spec);
-        let non_matrix = non_matrix_layout(backend, &parts, &spec);
-        let of_candidate = non_matrix.as_ref().map_or(spec.len(), NonMatrixLayout::floats);
+        let non_matrix = match role {
+            LayerRole::Shared | LayerRole::Gathered => None,
+            LayerRole::Trained | LayerRole::Replayed | LayerRole::Frozen => {
+                non_matrix_layout(backend, &parts, &spec)
+            }
+        };
+        let of_candidate = match role {
+            LayerRole::Trained => non_matrix.as_ref().map_or(spec.len(), NonMatrixLayout::floats),
+            LayerRole::Shared | LayerRole::Gathered => spec.len(),
+            LayerRole::Replayed | LayerRole::Frozen => 0,
+        };
         // A commit makes it the weights of the state, which others may hold when this is gone.
-        let candidate =
-            backend.allocate_apart(if role == LayerRole::Trained { of_candidate } else { 0 })?;
+        let candidate = backend.allocate_apart(of_candidate)?;
         let of_gradient = if role == LayerRole::Frozen { 0 } else { spec.gradient_len() };
         let g = backend.allocate(of_gradient)?;
         let allocate = |linear: &super::parts::LinearParts| backend.allocate_matrix(linear.shape);
@@ -153,8 +170,9 @@ impl<B: Backend> LayerState<B> {
             computed_ahead,
             version,
             sums,
+            role,
         };
-        if role == LayerRole::Trained {
+        if of_candidate > 0 {
             state.copy_frozen_to_candidate(backend);
         }
         state.put_state_in_force(backend);
@@ -330,14 +348,26 @@ impl<B: Backend> LayerState<B> {
 
     /// Computes candidate weights from the untouched state and puts them in force. One that was
     /// computed before it was requested is there already.
+    ///
+    /// Of a layer whose candidates others compute nothing is computed, and its state is in force until one came.
     pub(crate) fn compute_candidate(&mut self, backend: &B, update: &LayerUpdate) {
+        if self.role == LayerRole::Gathered {
+            if self.spec.gradient_len() == 0 {
+                // All of it is frozen: nobody sends it, and the candidate is there already.
+                self.live = LiveWeights::Candidate;
+            } else if self.live == LiveWeights::Candidate {
+                self.put_state_in_force(backend);
+            }
+            return;
+        }
         self.live = LiveWeights::Candidate;
         if self.computed_ahead.take().is_some_and(|ahead| ahead == *update) {
             self.load_adapters(backend);
             return;
         }
+        let optimizer = self.packed_weights_optimizer(backend);
         let Self { parts, w, candidate, m, v, g, matrices, .. } = self;
-        if let Some(optimizer) = backend.packed_weights_optimizer() {
+        if let Some(optimizer) = optimizer {
             let mut matrices = placed(parts, matrices);
             let state = UpdateState { w, m, v, g };
             optimizer.candidate(&update.adamw, state, candidate, &mut matrices);
@@ -347,6 +377,14 @@ impl<B: Backend> LayerState<B> {
             update.apply(backend, (parts, matrices), g, target);
         }
         self.load_adapters(backend);
+    }
+
+    /// The device's optimizer of packed weights, if the candidates of this layer are such.
+    fn packed_weights_optimizer<'b>(
+        &self,
+        backend: &'b B,
+    ) -> Option<&'b dyn PackedWeightsOptimizer<B::Buffer, B::Matrix>> {
+        self.non_matrix.as_ref().and(backend.packed_weights_optimizer())
     }
 
     /// The next candidate is computed whole, to the same bits, even if parts of it are there.
@@ -454,10 +492,11 @@ impl<B: Backend> LayerState<B> {
     ) {
         assert_eq!(self.live, LiveWeights::Candidate, "only a candidate in force is committed");
         self.settle_state(backend);
-        let Self { spec, w, candidate, m, v, g, .. } = self;
+        let optimizer = self.packed_weights_optimizer(backend);
+        let Self { spec, w, candidate, m, v, g, role, .. } = self;
         let all_trained = spec.trained_tensors().count() == spec.tensors.len();
         let covers_all = all_trained && update.muon.is_empty();
-        self.sums = match (backend.packed_weights_optimizer(), then) {
+        self.sums = match (optimizer, then) {
             (Some(optimizer), AfterCommit::Attest) if covers_all => {
                 Some(optimizer.commit_and_sum(&update.adamw, g, w, m, v))
             }
@@ -467,7 +506,9 @@ impl<B: Backend> LayerState<B> {
                 None
             }
             (None, _) => {
-                update.commit(backend, g, [m, v]);
+                if *role != LayerRole::Gathered {
+                    update.commit(backend, g, [m, v]);
+                }
                 std::mem::swap(w, candidate);
                 None
             }
@@ -525,7 +566,11 @@ fn adapter_matrices<B: Backend>(
     parts: &LayerParts,
     role: LayerRole,
 ) -> Result<Vec<[B::Matrix; 2]>, AllocateError> {
-    let adapters = parts.adapters().into_iter().filter(|_| role == LayerRole::Trained);
+    let runs_w = match role {
+        LayerRole::Trained | LayerRole::Shared | LayerRole::Gathered => true,
+        LayerRole::Replayed | LayerRole::Frozen => false,
+    };
+    let adapters = parts.adapters().into_iter().filter(|_| runs_w);
     let matrices = adapters.map(|(adapter, inputs)| {
         let [a, b] = adapter.shapes(inputs);
         Ok([backend.allocate_matrix(a)?, backend.allocate_matrix(b)?])

@@ -146,6 +146,9 @@ impl fmt::Display for PlanChoice {
             let stages = placement.stages_per_column();
             write!(f, "{stages} stages × {} replicas, ", placement.column_count())?;
         }
+        if placement.shard_count() > 1 {
+            write!(f, "optimizer in {} shards, ", placement.shard_count())?;
+        }
         write!(f, "{kind}: planned bubble {:.1} %, {stage_bytes} a stage", 100.0 * bubble)?;
         let fitting = self.considered.iter().filter(|other| other.outcome.is_ok()).count();
         match (fitting, self.considered.len()) {
@@ -287,6 +290,7 @@ fn judge<B: ByteCounts>(
     request: ChooseRequest<'_>,
     plan: Plan,
 ) -> Result<PlanWithMemory, ScheduleRefusal> {
+    let plan = request.memory.with_shards(request.model, plan);
     let memory = plan_memory(backend, request.model, request.optimizer, &plan, request.beside);
     let sizes = memory.iter().map(StageMemory::total);
     let limited = (0..).map(StageIndex).zip(sizes.clone()).zip(request.stage_bytes_max);

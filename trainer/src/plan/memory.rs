@@ -2,6 +2,7 @@
 //! asserted when it is.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use zbelastic_kernels::{
     AllocateError, Backend, ByteCounts, DeviceSizes, MemoryClaim, ScratchOperation,
@@ -15,7 +16,7 @@ use super::device_claim::{DeviceClaim, device_claim, muon_updates, squares, stat
 use super::{Plan, SliceCut};
 use crate::model::{
     BufferSize, Family, LayerRange, LayerSpec, ModelConfig, PassSizes, PassStash, Recompute,
-    count_bytes, layer_bytes, model_layers, offload_sizes, replayed_bytes,
+    count_bytes, layer_bytes, model_layers, offload_sizes, replayed_bytes, sharded_bytes,
 };
 use crate::optimizer::OptimizerKind;
 
@@ -115,20 +116,19 @@ pub fn plan_memory<B: ByteCounts>(
         DeviceSizes::Processors(_) => beside.is_island,
         DeviceSizes::Cuda(_) => false,
     };
-    let of_chunk = |layers: &LayerRange| {
+    let of_layers = |layers: Range<u32>| {
         let of_layer = |layer: u32| {
             let spec = &specs[layer as usize];
             let copy = copy_bytes(backend, spec, optimizer) + arriving_bytes(backend, spec);
             let mixed = if is_exchanged { spec.trained_floats() } else { 0 };
             copy + Bytes::of_f32(mixed)
         };
-        layers.ids().map(of_layer).sum()
+        layers.map(of_layer).sum()
     };
-    let placement = plan.placement();
     let of_stage = |stage| {
-        // Copies are kept of first replicas.
-        let own = plan.chunks_of(stage).filter(|(chunk, _)| placement.replica_of(*chunk) == 0);
-        own.map(|(_, layers)| of_chunk(&layers)).sum()
+        // Copies are kept of what a stage speaks for.
+        let own = plan.chunks_of(stage).map(|(chunk, _)| plan.owned_layers(chunk));
+        own.map(of_layers).sum()
     };
     let sizes: Vec<Bytes> = stages().map(of_stage).collect();
     let with_copies = |stage: StageIndex| {
@@ -160,10 +160,10 @@ const OUTER_READ_FLOATS: usize = 3;
 fn islands_bytes(specs: &[LayerSpec], plan: &Plan, (stage, copies): (StageIndex, u32)) -> Bytes {
     let (mut held, mut largest) = (0, 0);
     for (chunk, layers) in plan.chunks_of(stage) {
-        let is_owner = plan.placement().replica_of(chunk) == 0;
+        let owned = plan.owned_layers(chunk);
         for layer in layers.ids() {
             let floats = specs[layer as usize].trained_floats();
-            held += if is_owner { EXCHANGED_FLOATS * floats } else { floats };
+            held += if owned.contains(&layer) { EXCHANGED_FLOATS * floats } else { floats };
             largest = largest.max(floats);
         }
     }
@@ -340,16 +340,20 @@ fn memory_of_layers<B: ByteCounts>(
             let sums = plan.lane_order().levels() as u64 * gradient;
             // Chunks of the same layers have one state, and a gradient each.
             let is_first = plan.placement().table().first_on_stage(chunk) == chunk;
-            let own = if is_first { layer_bytes(backend, model, spec) } else { Bytes(gradient) };
+            let own = match plan.shard_part(stage, chunk, layer) {
+                _ if !is_first => Bytes(gradient),
+                Some(part) => sharded_bytes(backend, model, spec, part),
+                None => layer_bytes(backend, model, spec),
+            };
             state += own + Bytes(sums);
         }
         // In each exchange what is on its way to the sibling, and what came of it: it may be there before
         // the exchange before it is over.
-        let floats: usize = layers.ids().map(|layer| specs[layer as usize].gradient_len()).sum();
+        let shards = plan.shard_lens_of(chunk, specs);
         let placement = plan.placement();
         for exchange in TreeExchange::all_of(placement) {
             let sibling = placement.sibling_at(chunk, exchange.level());
-            let moved = |chunk| exchange.merged_floats(placement, chunk, floats).len();
+            let moved = |chunk| exchange.merged_floats(placement, chunk, &shards).len();
             messages += Bytes::of_f32(moved(chunk) + sibling.map_or(0, moved));
         }
         if plan.program.ops(stage).contains(&Op::Reduce(Reduction::Tie, chunk)) {

@@ -11,7 +11,7 @@ use zbelastic_types::Bytes;
 use super::memory::PassMemory;
 use super::solved::{PlanPassMemory, is_solved};
 use super::{ChooseRequest, Plan, plan_memory};
-use crate::model::Recompute;
+use crate::model::{ModelConfig, Recompute};
 
 /// Which passes do something to keep less.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,9 +33,19 @@ pub struct MemoryPolicy {
     /// Which passes are offloaded: those of a schedule that offloads, or, under any, those that
     /// must.
     pub offloaded: PassExtent,
+    /// How many replicas have the moments of each layer at least, if the optimizer is sharded over the others.
+    pub sharded: Option<u32>,
 }
 
 impl MemoryPolicy {
+    /// The plan with the optimizer sharded, if it is to be.
+    pub(super) fn with_shards(&self, model: &ModelConfig, plan: Plan) -> Plan {
+        match self.sharded {
+            Some(holders_min) => plan.with_shards(model, holders_min),
+            None => plan,
+        }
+    }
+
     /// The plan with passes recomputed, if all are. Otherwise it stores the parts that DROP would
     /// free, and has no DROP.
     pub(super) fn applied(&self, plan: Plan) -> Plan {
@@ -117,6 +127,7 @@ fn within_limits<B: ByteCounts>(
         let chunks = own.chunks[..own.placement().chunks_per_replica() as usize].to_vec();
         let plan = Plan::with_program(of_kind, chunks, &order).ok()?;
         let plan = Plan { recompute: own.recompute, ..plan };
+        let plan = request.memory.with_shards(request.model, plan);
         let memory = plan_memory(backend, request.model, request.optimizer, &plan, request.beside);
         let mut is_within = true;
         for ((memory, max), limit) in

@@ -1,7 +1,7 @@
 //! Getting the layers of a plan: from the idle layers, from others, from a checkpoint, from the
 //! seed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use zbelastic_consensus::member::Holder;
@@ -292,8 +292,12 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
         let plan = command.plan.clone();
         let me = plan.stages[command.stage.index()];
         self.me = Some(me);
+        // Own ones first; of those whose candidates others send only the weights are kept.
         let mut layers: Vec<LayerId> = plan.layers_of(command.stage).collect();
         layers.extend(copied_layers(&plan, command.stage));
+        let trained = plan.layers_at(command.stage).filter(|layer| !layers.contains(layer));
+        let gathered: BTreeSet<LayerId> = trained.collect();
+        layers.extend(gathered);
         let mut loading = LoadingStage {
             command,
             me,
@@ -423,10 +427,13 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
             let known = digests.get(&image.layer).copied();
             (image.layer, known.unwrap_or_else(|| self.model.digest(image)))
         };
-        let (layers, copies) =
-            images.values().map(digest).partition(|(layer, _)| own.contains(layer));
+        let copied = copied_layers(&command.plan, command.stage);
+        let is_held = |layer: &LayerId| own.contains(layer) || copied.contains(layer);
+        let held = images.iter().filter(|(layer, _)| is_held(layer));
         self.idle_layers = offered;
-        self.idle_layers.extend(images.iter().map(|(layer, image)| (*layer, image.clone())));
+        self.idle_layers.extend(held.clone().map(|(layer, image)| (*layer, image.clone())));
+        let (layers, copies) =
+            held.map(|(_, image)| digest(image)).partition(|(layer, _)| own.contains(layer));
         let parts = (&self.setup, &self.model, self.source.clone());
         match ActiveStage::new(parts, command, &images) {
             Ok(active) => {

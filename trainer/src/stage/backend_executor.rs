@@ -6,6 +6,7 @@ mod state;
 mod update;
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use zbelastic_kernels::{AllocateError, Backend, DeviceFault, Pending, TensorHandle};
@@ -148,7 +149,8 @@ impl<B: Backend> BackendExecutor<B> {
                 let lanes = LaneSums::new(&backend, held, lane_order.levels())?;
                 ChunkWorkspace::beside((&backend, held), lanes, pools, cut.clone())?
             } else {
-                let held = layers.build(&backend, model, range)?;
+                let part_of = |layer| plan.shard_part(stage, chunk, layer);
+                let held = layers.build(&backend, model, range, part_of)?;
                 let lanes = LaneSums::new(&backend, &held, lane_order.levels())?;
                 ChunkWorkspace::new((Chunk::new(held), lanes), pools, cut.clone())
             };
@@ -208,20 +210,24 @@ impl<B: Backend> BackendExecutor<B> {
         &self.backend
     }
 
-    /// The layers of first replicas on this stage, in model order within each chunk.
+    /// The layers that this stage speaks for, in model order within each chunk: those of first replicas, or of
+    /// the first that update them.
     pub fn layers(&self) -> impl Iterator<Item = &LayerState<B>> {
-        self.layers_of_replica(|replica| replica == 0)
+        self.layers_in(Placement::owned_layers)
     }
 
-    /// The layers of later replicas on this stage.
+    /// The layers that this stage updates beside another, which speaks for them.
     pub fn twin_layers(&self) -> impl Iterator<Item = &LayerState<B>> {
-        self.layers_of_replica(|replica| replica > 0)
+        self.layers_in(Placement::twin_layers)
     }
 
-    fn layers_of_replica(&self, is_it: fn(u32) -> bool) -> impl Iterator<Item = &LayerState<B>> {
-        let chunks = self.chunks.keys();
-        let chunks = chunks.filter(move |chunk| is_it(self.placement.replica_of(**chunk)));
-        chunks.flat_map(|chunk| self.layers_at(*chunk))
+    /// The layers of each chunk that are in a part of them.
+    fn layers_in(&self, part: LayerPart) -> impl Iterator<Item = &LayerState<B>> {
+        self.chunks.keys().flat_map(move |chunk| {
+            let layers = self.layers_at(*chunk);
+            let within = part(&self.placement, *chunk, 0..layers.len() as u32);
+            &layers[within.start as usize..within.end as usize]
+        })
     }
 
     /// The chunk in whose workspace the layers of `chunk` lie.
@@ -262,21 +268,25 @@ impl<B: Backend> BackendExecutor<B> {
         self.chunks.get_mut(&chunk).expect("a chunk of this stage")
     }
 
-    /// Puts the layers that this stage speaks for into the workspaces of first replicas.
-    fn bring_first_replica(&mut self) {
+    /// Puts the layers that this stage speaks for into the workspaces of the chunks that it does for.
+    fn bring_owned(&mut self) {
         for chunk in self.chunk_indices() {
-            if self.placement.replica_of(chunk) == 0 {
+            if self.placement.speaks(chunk) {
                 self.bring_layers(chunk);
             }
         }
     }
 
-    /// The device, and the layers of first replicas on this stage.
-    fn first_replica_layers(&mut self) -> (&B, impl Iterator<Item = &mut LayerState<B>>) {
-        self.bring_first_replica();
+    /// The device with its timer and its settings, and the layers that this stage speaks for.
+    fn owned_layers(&mut self) -> (&B, impl Iterator<Item = &mut LayerState<B>>) {
+        self.bring_owned();
         let Self { backend, chunks, placement, .. } = self;
-        let first = chunks.iter_mut().filter(|(chunk, _)| placement.replica_of(**chunk) == 0);
-        (backend, first.flat_map(|(_, workspace)| workspace.chunk.layers_mut()))
+        let owned = chunks.iter_mut().flat_map(|(chunk, workspace)| {
+            let layers = workspace.chunk.layers_mut();
+            let within = placement.owned_layers(*chunk, 0..layers.len() as u32);
+            &mut layers[within.start as usize..within.end as usize]
+        });
+        (backend, owned)
     }
 
     /// The device, and the layers to be updated, each once.
@@ -286,8 +296,8 @@ impl<B: Backend> BackendExecutor<B> {
     }
 
     /// Layers with the sums of their states, in the order of layers. The sums are not waited for.
-    fn layers_with_sums(&self, is_it: fn(u32) -> bool) -> Vec<(&LayerState<B>, Pending<[u64; 2]>)> {
-        let layers = self.layers_of_replica(is_it);
+    fn layers_with_sums(&self, part: LayerPart) -> Vec<(&LayerState<B>, Pending<[u64; 2]>)> {
+        let layers = self.layers_in(part);
         let with_sums = layers.map(|layer| (layer, layer.state_sums(&self.backend)));
         let mut with_sums: Vec<_> = with_sums.collect();
         with_sums.sort_unstable_by_key(|(layer, _)| layer.spec.layer);
@@ -313,6 +323,9 @@ impl<B: Backend> BackendExecutor<B> {
         (context, workspace, scratch.expect("each length has scratch memory"))
     }
 }
+
+/// Which layers of a chunk are meant, of all of them.
+type LayerPart = fn(&Placement, ChunkIndex, Range<u32>) -> Range<u32>;
 
 impl<B: Backend> StageExecutor for BackendExecutor<B> {
     fn fault(&self) -> Option<DeviceFault> {

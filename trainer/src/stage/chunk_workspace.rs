@@ -13,7 +13,8 @@ pub(super) use super::pass_pool::MicrobatchSlice;
 use super::pass_pool::PassPool;
 use crate::layer_image::LayerImage;
 use crate::model::{
-    Chunk, LayerState, Logits, ModelConfig, PassStash, model_layers, offload_parts, settle,
+    Chunk, LayerState, Logits, ModelConfig, PassStash, ShardPart, model_layers, offload_parts,
+    settle,
 };
 use crate::plan::{LaneAddition, LaneOrder, SliceCut};
 
@@ -251,7 +252,8 @@ pub(super) enum StageLayers<'a> {
 }
 
 impl StageLayers<'_> {
-    /// Those of the next chunk, taken out of the layers that are left.
+    /// Those of the next chunk, taken out of the layers that are left. `part_of` says what the stage does of a
+    /// layer's updates, if the optimizer is sharded.
     ///
     /// # Panics
     /// If the layers that travelled here are not of this stage.
@@ -260,18 +262,23 @@ impl StageLayers<'_> {
         backend: &B,
         model: &ModelConfig,
         layers: LayerRange,
+        part_of: impl Fn(u32) -> Option<ShardPart>,
     ) -> Result<Vec<LayerState<B>>, AllocateError> {
         let specs = model_layers(model);
+        let state = |spec, image: &LayerImage, layer| match part_of(layer) {
+            Some(part) => LayerState::of_sharded(backend, model, spec, image, part),
+            None => LayerState::of_image(backend, model, spec, image),
+        };
         let build = |layer: u32| {
             let spec = specs[layer as usize].clone();
             match self {
                 Self::Initial(weights) => {
                     let image = weights.image_of(&HostThreads::one(), &spec);
-                    LayerState::of_image(backend, model, spec, &image)
+                    state(spec, &image, layer)
                 }
                 Self::Images(images) => {
                     let image = images.split_off_first().expect("as many layers as the stage has");
-                    LayerState::of_image(backend, model, spec, image)
+                    state(spec, image, layer)
                 }
             }
         };

@@ -133,8 +133,8 @@ pub trait PassExecutor {
 
 /// The gradients of a step, once its last W has run.
 pub trait GradientExecutor {
-    /// Floats of a chunk's gradient.
-    fn partial_len(&self, chunk: ChunkIndex) -> usize;
+    /// Floats of the gradient of each layer of a chunk.
+    fn layer_lens(&self, chunk: ChunkIndex) -> Vec<usize>;
 
     /// These floats of a chunk's gradient as it is, of all its layers one after another.
     fn partial(&self, chunk: ChunkIndex, floats: Range<usize>) -> Vec<f32>;
@@ -194,7 +194,15 @@ pub trait UpdateExecutor {
     /// Puts the state's weights back in force.
     fn drop_candidate(&mut self);
 
-    /// Makes the candidate the state: moments, then weights; one version on.
+    /// Weights of the candidate of `chunk`, of whole layers: each where its gradient's float lies.
+    fn candidates(&self, chunk: ChunkIndex, floats: Range<usize>) -> Vec<f32>;
+
+    /// Puts candidates in force that other replicas computed, from the index of the first float on. They are of
+    /// whole layers that are not updated here.
+    fn gather_candidates(&mut self, chunk: ChunkIndex, weights: (usize, &[f32]));
+
+    /// Makes the candidate the state: moments, then weights; one version on. A layer that is updated elsewhere
+    /// and whose candidate did not come stays as it is: it is not sealed, and not read any more.
     fn commit(&mut self, request: UpdateRequest);
 
     /// The same, where [`SealedState::attested`] reports the state that it leaves in the next step.

@@ -19,8 +19,8 @@ use crate::outer::{OuterRequest, OuterRound, OuterSchedule, OuterWeights};
 #[derive(Debug, Default)]
 pub(super) struct StageExchange {
     schedule: Option<Arc<OuterSchedule>>,
-    /// The layers here, each with whether this stage speaks for it: of several replicas the first one
-    /// does.
+    /// The layers here, each with whether this stage speaks for it: of the replicas that update it the first
+    /// one does.
     layers: BTreeMap<LayerId, bool>,
     /// Versions of layers that are durable. Answers to a stage that ended before a rewind may come late,
     /// so all are kept by version.
@@ -33,12 +33,11 @@ impl StageExchange {
     /// That of a stage.
     pub(super) fn new(setup: &StageSetup, stage: StageIndex) -> Self {
         let Some(schedule) = &setup.outer else { return Self::default() };
-        let placement = setup.plan.placement();
         let mut layers = BTreeMap::new();
         for (chunk, range) in setup.plan.chunks_of(stage) {
-            let is_owner = placement.replica_of(chunk) == 0;
+            let owned = setup.plan.owned_layers(chunk);
             for layer in range.layers() {
-                *layers.entry(layer).or_default() |= is_owner;
+                *layers.entry(layer).or_default() |= owned.contains(&layer.0);
             }
         }
         Self { schedule: Some(schedule.clone()), layers, ..Self::default() }

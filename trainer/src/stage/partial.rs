@@ -45,7 +45,8 @@ impl PartialExchange {
     }
 }
 
-/// Floats of a chunk's gradient over the microbatches of some replicas, or one end's part of a tied matrix's.
+/// Floats of a chunk's gradient over the microbatches of some replicas, or one end's part of a tied matrix's, or
+/// candidate weights in the place of gradients.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PartialGradient {
     /// The turn it was computed in.

@@ -15,6 +15,8 @@ pub(super) enum EnginePhase {
     Program(ProgramRun),
     /// Behind it, waiting for the verdict before anything else may happen.
     Settling,
+    /// Gathering the candidates that a verdict orders, of layers that other replicas update.
+    Gathering(CandidateGathering),
     /// Evaluating on sealed weights.
     Evaluating(Evaluation),
     /// The run is over.
@@ -35,7 +37,7 @@ impl EnginePhase {
     pub(super) fn running(&mut self) -> &mut ProgramRun {
         match self {
             Self::Program(program) => program,
-            Self::Settling | Self::Evaluating(_) | Self::Finished => {
+            Self::Settling | Self::Gathering(_) | Self::Evaluating(_) | Self::Finished => {
                 unreachable!("an operation runs in a program")
             }
         }
@@ -45,6 +47,7 @@ impl EnginePhase {
     pub(super) fn pending(&self) -> Option<PendingSeal> {
         match self {
             Self::Program(program) => program.pending,
+            Self::Gathering(gathering) => Some(gathering.pending),
             Self::Settling | Self::Evaluating(_) | Self::Finished => None,
         }
     }
@@ -60,6 +63,24 @@ pub(super) struct ProgramRun {
     pub(super) report: Option<GradientReport>,
     /// A seal applied by a gate, until STEP and COMMIT have carried it out.
     pub(super) pending: Option<PendingSeal>,
+}
+
+/// The operations behind STEP, run again for a seal that orders another candidate.
+#[derive(Debug)]
+pub(super) struct CandidateGathering {
+    /// Index of the operation that runs next, of those that gather candidates.
+    pub(super) cursor: usize,
+    /// None are sent with candidates.
+    pub(super) losses: StepLosses,
+    /// The seal, whose candidates of own layers are computed.
+    pub(super) pending: PendingSeal,
+}
+
+impl CandidateGathering {
+    /// At the first operation.
+    pub(super) fn new(setup: &StageSetup, pending: PendingSeal) -> Self {
+        Self { cursor: 0, losses: StepLosses::new(setup), pending }
+    }
 }
 
 /// What a gate found and the operations behind it carry out.

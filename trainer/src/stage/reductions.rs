@@ -1,5 +1,6 @@
 //! SEND_G, RECV_G, LOCAL_G and REDUCE: the gradients of replicas become one, each replica some of its
-//! floats. SEND_S, RECV_S, LOCAL_S and GATHER: all have it. SEND_T, RECV_T and TIE: the two parts of a tied
+//! floats. SEND_S, RECV_S, LOCAL_S and GATHER: all have it. SEND_C, RECV_C, LOCAL_C and GATHER_C: candidates of
+//! layers that other replicas update. SEND_T, RECV_T and TIE: the two parts of a tied
 //! matrix's gradient become one.
 
 use std::ops::Range;
@@ -72,6 +73,9 @@ impl<W: StageExecutor, S: BatchSource> StageRunner<W, S> {
                 self.executor.reduce(chunk, (first, &partial.floats), side);
             }
             TreeExchange::Gather(_) => self.executor.gather(chunk, (first, &partial.floats)),
+            TreeExchange::GatherCandidates(_) => {
+                self.executor.gather_candidates(chunk, (first, &partial.floats));
+            }
         }
         let sibling = self.sibling_in(chunk, exchange);
         for (part, loss) in self.losses_sent(sibling, exchange).zip(partial.losses) {
@@ -91,8 +95,19 @@ impl<W: StageExecutor, S: BatchSource> StageRunner<W, S> {
     /// The floats that `chunk` merges in an exchange. Its sibling, whose gradient is as long, need not be
     /// here.
     fn merged_floats(&self, chunk: ChunkIndex, exchange: TreeExchange) -> Range<usize> {
-        let len = self.executor.partial_len(chunk);
-        exchange.merged_floats(self.setup.plan.placement(), chunk, len)
+        self.floats_merged_by(chunk, chunk, exchange)
+    }
+
+    /// The floats that `sibling` merges, of the layers of `chunk`, which are its own.
+    fn floats_merged_by(
+        &self,
+        sibling: ChunkIndex,
+        chunk: ChunkIndex,
+        exchange: TreeExchange,
+    ) -> Range<usize> {
+        let placement = self.setup.plan.placement();
+        let shards = placement.shard_lens(chunk, &self.executor.layer_lens(chunk));
+        exchange.merged_floats(placement, sibling, &shards)
     }
 
     fn send_partial(&mut self, partial: PartialGradient) {
@@ -182,9 +197,12 @@ impl<W: StageExecutor, S: BatchSource> StageRunner<W, S> {
         let sibling = self.sibling_in(chunk, exchange);
         let losses = self.losses_sent(chunk, exchange).map(|part| losses.for_sibling(part));
         let losses = losses.collect::<Result<_, _>>()?;
-        let len = self.executor.partial_len(chunk);
-        let floats = exchange.merged_floats(self.setup.plan.placement(), sibling, len);
-        let floats = self.executor.partial(chunk, floats);
+        let floats = self.floats_merged_by(sibling, chunk, exchange);
+        let floats = if exchange.is_of_candidates() {
+            self.executor.candidates(chunk, floats)
+        } else {
+            self.executor.partial(chunk, floats)
+        };
         let exchange = self.number_of(exchange);
         Ok(PartialGradient { turn: self.turn, chunk: sibling, exchange, floats, losses })
     }
@@ -196,7 +214,9 @@ impl<W: StageExecutor, S: BatchSource> StageRunner<W, S> {
         let placement = plan.placement();
         let level = match exchange {
             TreeExchange::Reduce(level) if placement.is_last(chunk) => level,
-            TreeExchange::Reduce(_) | TreeExchange::Gather(_) => return 0..0,
+            TreeExchange::Reduce(_)
+            | TreeExchange::Gather(_)
+            | TreeExchange::GatherCandidates(_) => return 0..0,
         };
         let replicas = placement.replicas_below(chunk, level);
         let parts = plan.microbatches_per_replica() * plan.program.slice_count;

@@ -67,7 +67,9 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
         // Without a report the gate was closed before, and only the verdict is missing.
         let missing = WaitReason::Seal(self.validation.open_turn());
         let report = program.report.as_ref().ok_or(missing)?;
-        let (prefix, gate) = self.validation.gate(turn, report)?;
+        let placement = self.runner.setup.plan.placement();
+        let has_source = placement.prefix_source(self.runner.stage).is_some();
+        let (prefix, gate) = self.validation.gate(turn, report, has_source)?;
         program.report = None;
         let readers = self.runner.setup.plan.placement().prefix_readers(self.runner.stage);
         let outputs = readers.map(|to| Output::Prefix { to, prefix });
@@ -110,11 +112,12 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
         }
         let pending = self.validation.apply_seal().expect("looked at above");
         self.runner.executor.drop_passes();
-        self.runner.carry_out(pending);
-        if is_over {
-            self.phase = EnginePhase::Finished;
-        } else {
-            self.go_back(pending);
+        if self.carry_out(pending) {
+            if is_over {
+                self.phase = EnginePhase::Finished;
+            } else {
+                self.go_back(pending);
+            }
         }
         Some(EngineProgress::Ran(EngineActivity::Settled { turn: open }))
     }
@@ -139,10 +142,11 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
     }
 
     /// Applies the verdict on the open step at once and goes where it leads.
-    fn settle_open_step(&mut self) {
+    pub(super) fn settle_open_step(&mut self) {
         let pending = self.validation.apply_seal().expect("the verdict is there");
-        self.runner.carry_out(pending);
-        self.after_verdict(pending);
+        if self.carry_out(pending) {
+            self.after_verdict(pending);
+        }
     }
 
     /// Behind the program, when nothing may run before the verdict.
@@ -167,7 +171,7 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
     }
 
     /// Where to go once a step's verdict is carried out and nothing ran ahead of it.
-    fn after_verdict(&mut self, pending: PendingSeal) {
+    pub(super) fn after_verdict(&mut self, pending: PendingSeal) {
         let next = pending.application.next;
         let step = pending.seal.turn.step;
         if next.step == step {
@@ -197,10 +201,19 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
     /// Carries out what is sealed and drops what is not. The program cannot go on after this.
     pub fn abandon_unsealed(&mut self) {
         self.runner.executor.drop_passes();
-        if let EnginePhase::Program(program) = &mut self.phase
-            && let Some(pending) = program.pending.take()
-        {
-            self.runner.carry_out(pending);
+        match &mut self.phase {
+            EnginePhase::Program(program) => {
+                if let Some(pending) = program.pending.take() {
+                    self.runner.carry_out(pending);
+                }
+            }
+            // Of layers whose candidates did not come the state stays behind.
+            EnginePhase::Gathering(gathering) => {
+                let pending = gathering.pending;
+                self.runner.commit_moments(pending);
+                self.phase = EnginePhase::Settling;
+            }
+            EnginePhase::Settling | EnginePhase::Evaluating(_) | EnginePhase::Finished => {}
         }
         if self.validation.is_reported()
             && let Some(pending) = self.validation.apply_seal()

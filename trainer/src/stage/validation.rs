@@ -89,18 +89,18 @@ impl StageValidation {
     }
 
     /// The prefix up to this stage and its gate's decision on it, once the sums of the stages
-    /// before are there.
+    /// before are there, if there are such.
     pub(super) fn gate(
         &mut self,
         turn: Turn,
         report: &GradientReport,
+        has_source: bool,
     ) -> Result<(Prefix, Gate), WaitReason> {
-        let received = match report.stage {
-            StageIndex(0) => None,
-            _ => {
-                let received = self.prefix.take_if(|prefix| prefix.turn == turn);
-                Some(received.ok_or(WaitReason::Prefix)?)
-            }
+        let received = if has_source {
+            let received = self.prefix.take_if(|prefix| prefix.turn == turn);
+            Some(received.ok_or(WaitReason::Prefix)?)
+        } else {
+            None
         };
         let prefix = Prefix::of(report, received.as_ref());
         let gate = self.half.gate(&prefix);

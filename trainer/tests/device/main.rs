@@ -33,8 +33,8 @@ use std::sync::Arc;
 use adapters::adapted;
 use common::documents::Documents;
 use common::{
-    StageCluster, corpus, decay_rates, featured_model, offloaded, plan, plan_of_chunks, policy,
-    setup, tiny_model,
+    BATCH, StageCluster, corpus, decay_rates, featured_model, offloaded, plan, plan_of_chunks,
+    policy, setup, tiny_model,
 };
 use device::{EmulatedDevice, devices};
 use zbelastic_consensus::validation::NonfinitePolicy;
@@ -50,7 +50,7 @@ use zbelastic_trainer::model::{
     Family, LayerKind, LayerParts, ModelConfig, Recompute, RecomputedOps, frozen_tensors,
     layer_bytes, model_layers, replayed_bytes,
 };
-use zbelastic_trainer::plan::Plan;
+use zbelastic_trainer::plan::{BatchShape, LaneCount, Plan, PlanRequest, ReplicaCount};
 use zbelastic_trainer::reference::SerialReference;
 use zbelastic_trainer::stage::{EngineProgress, Output, StageEngine, StageSetup};
 use zbelastic_types::{StageIndex, Step};
@@ -368,6 +368,36 @@ fn give_up_make_again_and_cut<P: DeviceProvider>() {
     let sliced = of_kind(ScheduleKind::Seq1F1B);
     let (expected, _) = serial(&model, sliced.clone(), other);
     assert_eq!(piped::<P>(&model, sliced, (precision, 3)), expected);
+}
+
+/// Two replicas that share the optimizer: candidates are sent as floats, also where a device has them packed.
+#[test]
+fn replicas_that_share_the_optimizer_train_to_the_bits_of_one_device() {
+    let lanes = LaneCount::new(2).expect("a power of two");
+    for (family, precision) in [(Family::Gpt2, Precision::F32), (Family::Llama, Precision::Bf16)] {
+        let model = tiny_model(family);
+        let of_replicas = |replicas, stage_count, window| {
+            let request = PlanRequest {
+                model: &model,
+                batch: BatchShape { lanes, ..BATCH },
+                kind: ScheduleKind::OneFOneB,
+                chunks_per_stage: None,
+                slice_count: None,
+                stage_count,
+                replicas: ReplicaCount::new(replicas).expect("a power of two"),
+                window,
+            };
+            Plan::new(request).expect("a legal plan")
+        };
+        let Some([one, _]) = two(precision) else { return };
+        let (expected, _) = serial(&model, of_replicas(1, 1, Window::Zero), one);
+        for (seed, window) in [(1, Window::Zero), (2, Window::One)] {
+            let plan = of_replicas(2, 2, window).with_shards(&model, 1);
+            assert!(plan.is_sharded());
+            let found = piped::<EmulatedDevices>(&model, plan, (precision, seed));
+            assert_eq!(found, expected, "{family:?} {precision:?} {window}");
+        }
+    }
 }
 
 /// Operations of the only stage of a run before its device gives up, and what left it since.

@@ -126,11 +126,16 @@ impl FrameExpectations<'_> {
             }
             let losses = match exchange {
                 TreeExchange::Reduce(level) if placement.is_last(chunk) => parts << level.0,
-                TreeExchange::Reduce(_) | TreeExchange::Gather(_) => 0,
+                TreeExchange::Reduce(_)
+                | TreeExchange::Gather(_)
+                | TreeExchange::GatherCandidates(_) => 0,
             };
             let layers = plan.chunks[chunk.index()].layers();
-            let floats = layers.map(|layer| specs[layer.index()].gradient_len()).sum();
-            let len = exchange.merged_floats(placement, chunk, floats).len() + 2 * losses as usize;
+            let lengths: Vec<usize> =
+                layers.map(|layer| specs[layer.index()].gradient_len()).collect();
+            let shards = placement.shard_lens(chunk, &lengths);
+            let floats = exchange.merged_floats(placement, chunk, &shards).len();
+            let len = floats + 2 * losses as usize;
             let number = PartialExchange::of(placement, exchange);
             allow_partial(rules, (plan, chunk, number), len, from)?;
         }

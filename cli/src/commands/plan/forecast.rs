@@ -235,7 +235,7 @@ impl<'a> StageMachines<'a> {
             stage_count: self.grid.stage_count,
             replicas: self.grid.replicas,
             window: config.window.planned(),
-            memory: config.memory.policy(),
+            memory: config.memory.policy(config.elastic.copies),
             beside: HeldBeside {
                 copies: self.grid.copies(config.elastic.copies),
                 is_island: config.sync.is_some(),

@@ -8,8 +8,8 @@ use zbelastic_types::{
 use crate::codec;
 use crate::entry::{Entry, ReadyRecord};
 use crate::fixture::{
-    FixtureLog, LAYERS, chunks, crossed, digest, program, side_by_side_twice, spec,
-    without_the_third,
+    FixtureLog, LAYERS, chunks, crossed, digest, one_stage_sharded, program, side_by_side_twice,
+    spec, without_the_third,
 };
 use crate::job::{JobSpec, WindowPolicy};
 use crate::member::Holder;
@@ -177,6 +177,40 @@ fn each_layer_of_two_pipelines_has_one_owner_and_needs_no_copy() {
     assert_eq!(at_a_twin.check(&two), Ok(()));
     at_a_twin.copies[1] = vec![StageIndex(3)];
     assert_eq!(at_a_twin.check(&two), refused, "that trains the layer itself");
+}
+
+/// Two replicas that share the optimizer: each speaks for the layers of its shard and is their one holder, and
+/// gathers those of the other.
+#[test]
+fn each_layer_of_a_shard_is_held_where_it_is_updated() {
+    let spec = JobSpec { copies: 0, ..spec() };
+    let log = FixtureLog::with_job(spec.clone(), &[1, 2]);
+    let mut plan = log.plan(&[1, 2]);
+    one_stage_sharded(&mut plan, &[1, LAYERS - 1]);
+    assert_eq!(plan.check(&spec), Ok(()));
+    let bytes = codec::encode(&plan);
+    assert_eq!(codec::decode(&bytes, bytes.len()), Ok(plan.clone()), "it travels");
+    let layers = |found: Vec<LayerId>| found.iter().map(|layer| layer.0).collect::<Vec<_>>();
+    let [first, second] = [StageIndex(0), StageIndex(1)];
+    let own = [first, second].map(|stage| layers(plan.layers_of(stage).collect()));
+    assert_eq!(own, [vec![0], vec![1, 2, 3]]);
+    let trained = [first, second].map(|stage| layers(plan.layers_at(stage).collect()));
+    assert_eq!(trained, [[0, 1, 2, 3], [0, 1, 2, 3]]);
+    for (stage, node) in [(first, 1), (second, 2)] {
+        assert_eq!(copied_layers(&plan, stage), [], "what is gathered is not held");
+        assert_eq!(plan.twins_of(stage), []);
+        assert_eq!(plan.holders_of(stage).map(|h| h.node.0).collect::<Vec<_>>(), [node]);
+    }
+    // The other replica does not count as a holder: where a copy is required, it keeps one.
+    let refused = Err(PlanRefusal::Promise { promise: plan.promise });
+    assert_eq!(plan.check(&JobSpec { copies: 1, ..spec.clone() }), refused);
+    let chunk = ChunkIndex(0);
+    for shards in [[0, LAYERS], [1, LAYERS], [1, 1]] {
+        one_stage_sharded(&mut plan, &shards);
+        let found = u64::from(shards[0] + shards[1]);
+        let refusal = PlanRefusal::Shards { chunk, expected: LAYERS.into(), found };
+        assert_eq!(plan.check(&spec), Err(refusal));
+    }
 }
 
 /// A worker that stands in two pipelines is one holder of what it trains: where nobody else is, a copy is

@@ -47,33 +47,31 @@ impl<B: Backend> GradientExecutor for BackendExecutor<B> {
     /// Not where updates are timed, where each part is timed alone, and not with Muon, whose candidates
     /// are more than a read of the gradient.
     fn square_sums_ahead(&mut self, request: UpdateRequest) -> Vec<TensorSum> {
-        let is_packed = self.backend.packed_weights_optimizer().is_some();
+        let has_whole_candidates = self.placement.shard_count() > 1;
+        let is_packed = self.backend.packed_weights_optimizer().is_some() && !has_whole_candidates;
         if !is_packed || self.timer.is_timed() || !self.optimizer.kind.is_adamw() {
             return self.square_sums();
         }
-        self.bring_first_replica();
         let config = self.optimizer.clone();
         let update = self.update(&config, request);
-        let Self { backend, chunks, placement, .. } = self;
+        let (backend, layers) = self.owned_layers();
         let optimizer = backend.packed_weights_optimizer().expect("checked above");
-        let own = chunks.iter_mut().filter(|(chunk, _)| placement.replica_of(**chunk) == 0);
-        let layers = own.flat_map(|(_, workspace)| workspace.chunk.layers_mut());
         square_sums_ahead::<B>(optimizer, layers, &update)
     }
 
     fn gradients(&mut self) -> Vec<(LayerId, PendingFloats)> {
-        let (backend, layers) = self.first_replica_layers();
+        let (backend, layers) = self.owned_layers();
         layers.map(|layer| (layer.spec.layer, backend.begin_download(&mut layer.g))).collect()
     }
 
     fn gradient(&mut self, layer: LayerId) -> Option<PendingFloats> {
-        let (backend, mut layers) = self.first_replica_layers();
+        let (backend, mut layers) = self.owned_layers();
         let found = layers.find(|found| found.spec.layer == layer);
         found.map(|layer| backend.begin_download(&mut layer.g))
     }
 
-    fn partial_len(&self, chunk: ChunkIndex) -> usize {
-        self.layers_at(chunk).iter().map(|layer| layer.spec.gradient_len()).sum()
+    fn layer_lens(&self, chunk: ChunkIndex) -> Vec<usize> {
+        self.layers_at(chunk).iter().map(|layer| layer.spec.gradient_len()).collect()
     }
 
     fn partial(&self, chunk: ChunkIndex, floats: Range<usize>) -> Vec<f32> {
@@ -135,7 +133,8 @@ fn write_floats<'a, B: Backend>(
     make: impl Fn(&B, BufferView<'_, B::Buffer>, &'a [f32]) -> Cow<'a, [f32]>,
 ) {
     let end = first + others.len();
-    assert!(end <= executor.partial_len(chunk), "replicas have the same layers");
+    let len = executor.layer_lens(chunk).iter().sum();
+    assert!(end <= len, "replicas have the same layers");
     executor.bring_layers(chunk);
     let BackendExecutor { backend, chunks, .. } = executor;
     let workspace = chunks.get_mut(&chunk).expect("a chunk of this stage");
@@ -151,19 +150,19 @@ fn write_floats<'a, B: Backend>(
 }
 
 /// Floats of a chunk's gradient that follow each other, gone through layer by layer.
-struct FloatRun {
+pub(super) struct FloatRun {
     floats: Range<usize>,
     /// Index of the next layer's first float.
     next: usize,
 }
 
 impl FloatRun {
-    fn new(floats: Range<usize>) -> Self {
+    pub(super) fn new(floats: Range<usize>) -> Self {
         Self { floats, next: 0 }
     }
 
     /// Those of the next layer, which has `len` of them, counted from its first one.
-    fn next_of(&mut self, len: usize) -> Option<Range<usize>> {
+    pub(super) fn next_of(&mut self, len: usize) -> Option<Range<usize>> {
         let before = self.next;
         self.next += len;
         let within = self.floats.start.max(before)..self.floats.end.min(self.next);

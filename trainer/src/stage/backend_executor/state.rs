@@ -2,9 +2,10 @@
 
 use zbelastic_consensus::validation::LayerFingerprint;
 use zbelastic_kernels::{Backend, DeviceFault, Pending};
+use zbelastic_schedule::Placement;
 use zbelastic_types::{LayerId, Step};
 
-use super::BackendExecutor;
+use super::{BackendExecutor, LayerPart};
 use crate::layer_image::{LayerImage, PendingImage};
 use crate::model::LayerState;
 use crate::stage::executor::SealedState;
@@ -22,7 +23,7 @@ impl<B: Backend> SealedState for BackendExecutor<B> {
     }
 
     fn pending_image(&mut self, layer: LayerId) -> Option<PendingImage> {
-        let (backend, mut layers) = self.first_replica_layers();
+        let (backend, mut layers) = self.owned_layers();
         let found = layers.find(|found| found.spec.layer == layer);
         found.map(|layer| layer.pending_image(backend))
     }
@@ -33,12 +34,13 @@ impl<B: Backend> SealedState for BackendExecutor<B> {
 
     fn all_images(&self) -> Vec<LayerImage> {
         let layers = self.chunks.values().flat_map(|workspace| workspace.chunk.layers());
-        layers.map(|layer| layer.image(&self.backend)).collect()
+        let with_moments = layers.filter(|layer| layer.has_moments());
+        with_moments.map(|layer| layer.image(&self.backend)).collect()
     }
 
     fn attested(&self) -> Result<Vec<LayerFingerprint>, DeviceFault> {
-        let layers = [|replica| replica == 0, |replica| replica > 0]
-            .map(|is_it| self.layers_with_sums(is_it));
+        let parts: [LayerPart; 2] = [Placement::owned_layers, Placement::twin_layers];
+        let layers = parts.map(|part| self.layers_with_sums(part));
         let fingerprint = |(layer, sums): &(&LayerState<B>, Pending<[u64; 2]>)| {
             Ok((layer.spec.layer, layer.fingerprint_of(sums)?))
         };

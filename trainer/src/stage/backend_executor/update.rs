@@ -1,9 +1,12 @@
 //! The optimizer's update on all layers of a stage, timed layer by layer.
 
+use std::ops::Range;
+
 use zbelastic_kernels::Backend;
-use zbelastic_types::{LayerId, Step};
+use zbelastic_types::{ChunkIndex, LayerId, Step};
 
 use super::BackendExecutor;
+use super::gradients::FloatRun;
 use crate::model::{AfterCommit, LayerOp, LayerState};
 use crate::optimizer::{
     OptimizerConfig, OptimizerUpdate, commit, compute_candidate, drop_candidate, skip,
@@ -36,6 +39,30 @@ impl<B: Backend> UpdateExecutor for BackendExecutor<B> {
         self.commit_then(request, AfterCommit::Attest);
     }
 
+    fn candidates(&self, chunk: ChunkIndex, floats: Range<usize>) -> Vec<f32> {
+        let mut candidates = Vec::with_capacity(floats.len());
+        let mut rest = FloatRun::new(floats);
+        for layer in self.layers_at(chunk) {
+            if rest.next_of(layer.spec.gradient_len()).is_some() {
+                candidates.append(&mut layer.weights_in_force(&self.backend));
+            }
+        }
+        candidates
+    }
+
+    fn gather_candidates(&mut self, chunk: ChunkIndex, (first, mut weights): (usize, &[f32])) {
+        self.bring_layers(chunk);
+        let Self { backend, chunks, .. } = self;
+        let workspace = chunks.get_mut(&chunk).expect("a chunk of this stage");
+        let mut rest = FloatRun::new(first..first + weights.len());
+        for layer in workspace.chunk.layers_mut() {
+            let Some(within) = rest.next_of(layer.spec.gradient_len()) else { continue };
+            let (own, behind) = weights.split_at(within.len());
+            layer.gather_candidate(backend, own);
+            weights = behind;
+        }
+    }
+
     fn skip(&mut self, step: Step) {
         let (_, layers) = self.update_layers();
         layers.for_each(|layer| skip(layer, step));
@@ -44,7 +71,7 @@ impl<B: Backend> UpdateExecutor for BackendExecutor<B> {
 
 impl<B: Backend> OuterExecutor for BackendExecutor<B> {
     fn trained_weights(&self, layer: LayerId) -> Vec<f32> {
-        let mut layers = self.layers().chain(self.twin_layers());
+        let mut layers = self.chunks.keys().flat_map(|chunk| self.layers_at(*chunk));
         let layer = layers.find(|found| found.spec.layer == layer).expect("a layer of this stage");
         layer.trained_weights(&self.backend)
     }
@@ -60,7 +87,9 @@ impl<B: Backend> OuterExecutor for BackendExecutor<B> {
 impl<B: Backend> BackendExecutor<B> {
     pub(super) fn commit_then(&mut self, request: UpdateRequest, then: AfterCommit) {
         self.with_update(request, LayerOp::Commit, |backend, layer, update| {
-            commit(backend, layer, update, request.step, then);
+            if !layer.lacks_candidate() {
+                commit(backend, layer, update, request.step, then);
+            }
         });
     }
 

@@ -1,0 +1,219 @@
+//! Which replicas update which of the layers that all of them have, where the optimizer is sharded.
+
+use std::ops::Range;
+
+use zbelastic_types::ChunkIndex;
+
+use super::Placement;
+use crate::limits::TEXT_COUNT_MAX;
+
+/// Shards that a placement cannot have.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "shards of the optimizer for {found} chunks, expected {expected}: each with the same power of two of at \
+     most {columns}, the number of replicas, which are pipelines in one direction on stages of their own"
+)]
+pub struct ShardError {
+    /// Chunks of one replica.
+    pub expected: u32,
+    /// Chunks that shards were given for.
+    pub found: usize,
+    /// Columns of the placement.
+    pub columns: u32,
+}
+
+impl Placement {
+    /// The same with the layers of each chunk in shards (ZeRO stage 1, Rajbhandari et al., SC 2020, section
+    /// 5.1): `layers` counts those of each shard, by the chunk's place along the model. Of D replicas `D / shards` have
+    /// the moments of a shard's layers and update them, and the others get their candidate weights. With one
+    /// shard all update everything.
+    ///
+    /// # Errors
+    /// If shards are no power of two, not as many for every chunk, more than there are columns, or more than
+    /// one where a column runs in two directions or a stage stands in several columns, which would speak for
+    /// several shards.
+    pub fn sharded(self, layers: Vec<Vec<u32>>) -> Result<Self, ShardError> {
+        let columns = self.column_count;
+        let expected = self.chunks_per_replica();
+        let error = ShardError { expected, found: layers.len(), columns };
+        let shards = layers.first().map_or(0, Vec::len);
+        let are_alike = layers.iter().all(|of_chunk| of_chunk.len() == shards);
+        let are_counted = layers.iter().flatten().all(|count| *count <= TEXT_COUNT_MAX);
+        let is_legal = layers.len() == expected as usize
+            && are_alike
+            && are_counted
+            && shards.is_power_of_two()
+            && shards <= columns as usize
+            && (shards == 1 || (self.direction_count() == 1 && !self.is_table()));
+        match shards {
+            _ if !is_legal => Err(error),
+            1 => Ok(Self { shards: Vec::new(), ..self }),
+            _ => Ok(Self { shards: layers, ..self }),
+        }
+    }
+
+    /// Shards of the layers of each chunk; one where the optimizer is not sharded.
+    #[must_use]
+    pub fn shard_count(&self) -> u32 {
+        self.shards.first().map_or(1, Vec::len) as u32
+    }
+
+    /// Layers in each shard, by the place of their chunk along the model; nothing where the optimizer is not
+    /// sharded.
+    #[must_use]
+    pub fn shards(&self) -> &[Vec<u32>] {
+        &self.shards
+    }
+
+    /// Levels of the tree at which replicas leave shards to others.
+    #[must_use]
+    pub fn shard_levels(&self) -> u8 {
+        self.shard_count().ilog2() as u8
+    }
+
+    /// The shard whose layers the replica of `chunk` updates: level by level the half that it adds.
+    #[must_use]
+    pub fn shard_of(&self, chunk: ChunkIndex) -> u32 {
+        let replica = self.replica_of(chunk);
+        (0..self.shard_levels()).fold(0, |shard, level| shard << 1 | replica >> level & 1)
+    }
+
+    /// The layers of a chunk that lie in a shard, of the chunk's `layers`.
+    #[must_use]
+    pub fn layers_in_shard(&self, chunk: ChunkIndex, shard: u32, layers: Range<u32>) -> Range<u32> {
+        let Some(counts) = self.shards.get(self.position_of(chunk)) else { return layers };
+        let before: u32 = counts[..shard as usize].iter().sum();
+        let start = layers.end.min(layers.start + before);
+        start..layers.end.min(start + counts[shard as usize])
+    }
+
+    /// The length of each shard of a chunk whose layers have these lengths: of its gradient, say.
+    #[must_use]
+    pub fn shard_lens(&self, chunk: ChunkIndex, layers: &[usize]) -> Vec<usize> {
+        let len_of = |shard| {
+            let within = self.layers_in_shard(chunk, shard, 0..layers.len() as u32);
+            layers[within.start as usize..within.end as usize].iter().sum()
+        };
+        (0..self.shard_count()).map(len_of).collect()
+    }
+
+    /// The layers that the replica of `chunk` updates, of the chunk's `layers`: those of its shard.
+    #[must_use]
+    pub fn updated_layers(&self, chunk: ChunkIndex, layers: Range<u32>) -> Range<u32> {
+        self.layers_in_shard(chunk, self.shard_of(chunk), layers)
+    }
+
+    /// The layers that the replica of `chunk` speaks for, of the chunk's `layers`: it is the first of those that
+    /// update them.
+    #[must_use]
+    pub fn owned_layers(&self, chunk: ChunkIndex, layers: Range<u32>) -> Range<u32> {
+        let updated = self.updated_layers(chunk, layers);
+        if self.speaks(chunk) { updated } else { updated.start..updated.start }
+    }
+
+    /// The layers that the replica of `chunk` updates beside the one that speaks for them, of the chunk's
+    /// `layers`.
+    #[must_use]
+    pub fn twin_layers(&self, chunk: ChunkIndex, layers: Range<u32>) -> Range<u32> {
+        let updated = self.updated_layers(chunk, layers);
+        if self.speaks(chunk) { updated.start..updated.start } else { updated }
+    }
+
+    /// Whether the replica of `chunk` speaks for the layers that it updates: the first replica, or with a
+    /// sharded optimizer the first of each shard.
+    #[must_use]
+    pub fn speaks(&self, chunk: ChunkIndex) -> bool {
+        self.replica_of(chunk) < self.shard_count()
+    }
+}
+
+/// How many layers of a chunk lie in each shard, of so many: in order, so that the largest shard is as small
+/// as can be. `lengths` are those of the chunk's layers.
+#[must_use]
+pub fn deal_shards(lengths: &[usize], shards: u32) -> Vec<u32> {
+    let counts_below = |limit: usize| {
+        let mut counts = Vec::new();
+        let (mut count, mut len) = (0, 0);
+        for (layer, length) in lengths.iter().enumerate() {
+            // A layer at least is left for each shard behind this one.
+            let behind = shards as usize - (counts.len() + 1).min(shards as usize);
+            let is_last = lengths.len() - layer <= behind;
+            if count > 0 && (is_last || len + length > limit) {
+                counts.push(count);
+                (count, len) = (0, 0);
+            }
+            count += 1;
+            len += length;
+        }
+        counts.push(count);
+        (counts.len() <= shards as usize).then_some(counts)
+    };
+    // The limit lies between the longest layer and all of them.
+    let mut low = lengths.iter().copied().max().unwrap_or(0);
+    let mut high = lengths.iter().sum();
+    while low < high {
+        let middle = low + (high - low) / 2;
+        if counts_below(middle).is_some() {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    let mut counts = counts_below(high).expect("all layers fit into one shard");
+    counts.resize(shards as usize, 0);
+    counts
+}
+
+#[cfg(test)]
+mod tests {
+    use zbelastic_types::ChunkIndex;
+
+    use super::{ShardError, deal_shards};
+    use crate::placement::{Placement, PlacementShape};
+
+    #[test]
+    fn replicas_that_add_the_same_half_update_the_same_shard() {
+        let lines = Placement::of_columns(PlacementShape::Line, 8, 8, 8).expect("legal");
+        let sharded = lines.clone().sharded(vec![vec![1, 2, 3, 0]]).expect("legal");
+        let chunks = (0..8).map(ChunkIndex);
+        let shards: Vec<u32> = chunks.clone().map(|chunk| sharded.shard_of(chunk)).collect();
+        assert_eq!(shards, [0, 2, 1, 3, 0, 2, 1, 3]);
+        let layers = 4..10;
+        let updated = chunks.clone().map(|chunk| sharded.updated_layers(chunk, layers.clone()));
+        let by_replica = [4..5, 7..10, 5..7, 10..10];
+        assert_eq!(updated.collect::<Vec<_>>(), [by_replica.clone(), by_replica.clone()].concat());
+        let owned = chunks.map(|chunk| sharded.owned_layers(chunk, layers.clone()));
+        let none = [4..4, 7..7, 5..5, 10..10];
+        assert_eq!(owned.collect::<Vec<_>>(), [by_replica, none].concat());
+        assert_eq!(lines.clone().sharded(vec![vec![6]]), Ok(lines));
+    }
+
+    #[test]
+    fn shards_that_replicas_cannot_share_are_refused() {
+        let lines = Placement::of_columns(PlacementShape::Line, 2, 4, 4).expect("legal");
+        let check = |placement: &Placement, layers: &[&[u32]]| {
+            let found = layers.len();
+            let error = ShardError { expected: 2, found, columns: 2 };
+            let layers = layers.iter().map(|of_chunk| of_chunk.to_vec()).collect();
+            assert_eq!(placement.clone().sharded(layers), Err(error));
+        };
+        check(&lines, &[]);
+        check(&lines, &[&[1, 1]]);
+        check(&lines, &[&[1, 1], &[1]]);
+        check(&lines, &[&[1, 1, 1], &[1, 1, 1]]);
+        check(&lines, &[&[1, 1, 1, 1], &[1, 1, 1, 1]]);
+        let cross = Placement::of_columns(PlacementShape::Cross, 2, 4, 8).expect("legal");
+        check(&cross, &[&[1, 1], &[1, 1]]);
+    }
+
+    #[test]
+    fn layers_are_dealt_so_that_no_shard_is_longer_than_it_must_be() {
+        assert_eq!(deal_shards(&[39, 7, 7, 7, 7, 7], 2), [1, 5]);
+        assert_eq!(deal_shards(&[1, 1, 1, 1], 2), [2, 2]);
+        assert_eq!(deal_shards(&[39, 7, 7, 7, 7], 4), [1, 2, 1, 1]);
+        assert_eq!(deal_shards(&[5, 1, 5, 1], 1), [4]);
+        // There are fewer layers than shards, and layers of no length.
+        assert_eq!(deal_shards(&[4], 2), [1, 0]);
+        assert_eq!(deal_shards(&[0, 0], 2), [1, 1]);
+    }
+}

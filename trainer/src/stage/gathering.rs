@@ -1,0 +1,114 @@
+//! SEND_C, RECV_C, LOCAL_C and GATHER_C: candidates of layers that other replicas update, where the optimizer
+//! is sharded.
+//!
+//! They are gathered behind STEP, of the turn that STEP was in. Where a seal orders another candidate than
+//! that of STEP, or came before it, they are gathered again, of the attempt that the seal leads to: the
+//! attempt of STEP if the seal keeps what STEP computed, so that replicas which STEP and which waited for the
+//! seal meet in one exchange, and a later one if it does not.
+
+use zbelastic_consensus::validation::{CandidateAction, Turn};
+use zbelastic_schedule::{Op, Reduction, TreeExchange, Window};
+use zbelastic_types::ChunkIndex;
+
+use super::engine::StageEngine;
+use super::events::{EngineActivity, EngineProgress, Stop};
+use super::executor::StageExecutor;
+use super::phase::{CandidateGathering, EnginePhase, PendingSeal};
+use crate::data::BatchSource;
+
+/// What becomes of the candidates that a program gathers.
+enum CandidateFate {
+    /// Others send theirs.
+    Expected,
+    /// Nobody has any: the verdict orders none.
+    None,
+    /// A verdict that came in the meantime orders others.
+    Overruled,
+}
+
+/// Whether an operation gathers candidates.
+pub(super) fn gathers_candidates(op: &Op) -> bool {
+    match op {
+        Op::Reduce(reduction, _) => {
+            reduction.exchange().is_some_and(TreeExchange::is_of_candidates)
+        }
+        Op::Compute(..) | Op::Transfer(..) | Op::Update(_) | Op::Memory(..) => false,
+    }
+}
+
+impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
+    /// An operation of the program that gathers candidates.
+    pub(super) fn run_candidates(
+        &mut self,
+        reduction: Reduction,
+        chunk: ChunkIndex,
+    ) -> Result<(), Stop> {
+        match self.candidate_fate() {
+            CandidateFate::Expected => {
+                let losses = &mut self.phase.running().losses;
+                self.runner.run_reduction(reduction, chunk, losses)?;
+            }
+            CandidateFate::None => {}
+            CandidateFate::Overruled => self.settle_open_step(),
+        }
+        Ok(())
+    }
+
+    fn candidate_fate(&self) -> CandidateFate {
+        if let Some(pending) = self.phase.pending() {
+            return match pending.application.candidate {
+                CandidateAction::Compute { .. } | CandidateAction::Stay => CandidateFate::Expected,
+                CandidateAction::Drop | CandidateAction::None => CandidateFate::None,
+            };
+        }
+        // A replica whose gate was closed sends nothing of a step that is overruled.
+        match self.validation.seal() {
+            Some(seal) if seal.next_turn().attempt != self.runner.turn.attempt => {
+                CandidateFate::Overruled
+            }
+            Some(_) | None => CandidateFate::Expected,
+        }
+    }
+
+    /// Carries out what a seal orders; with a sharded optimizer the candidates of other replicas are gathered
+    /// first, and what follows has to wait for them: then it returns false.
+    pub(super) fn carry_out(&mut self, pending: PendingSeal) -> bool {
+        let PendingSeal { application, seal } = pending;
+        let computes = matches!(application.candidate, CandidateAction::Compute { .. });
+        let plan = &self.runner.setup.plan;
+        if !computes || !plan.is_sharded() || plan.program.window != Some(Window::One) {
+            self.runner.carry_out(pending);
+            return true;
+        }
+        self.runner.apply_candidate_order(pending);
+        let attempt = application.next.attempt;
+        self.runner.begin(Turn { attempt, ..seal.turn });
+        self.phase = EnginePhase::Gathering(CandidateGathering::new(&self.runner.setup, pending));
+        false
+    }
+
+    /// The next operation of [`EnginePhase::Gathering`]; behind the last one the candidates are the state.
+    pub(super) fn gather_next(&mut self) -> Result<EngineProgress, Stop> {
+        let EnginePhase::Gathering(gathering) = &mut self.phase else {
+            unreachable!("called while candidates are gathered")
+        };
+        let ops = self.runner.setup.plan.program.ops(self.runner.stage);
+        let mut left = ops.iter().filter(|op| gathers_candidates(op)).skip(gathering.cursor);
+        let next = left.next().copied();
+        let is_last = left.next().is_none();
+        let Some(op @ Op::Reduce(reduction, chunk)) = next else {
+            unreachable!("the last operation ends the phase")
+        };
+        self.runner.run_reduction(reduction, chunk, &mut gathering.losses)?;
+        self.runner.executor.flush();
+        gathering.cursor += 1;
+        let turn = self.runner.turn;
+        if is_last {
+            let pending = gathering.pending;
+            self.runner.commit_moments(pending);
+            self.runner.executor.flush();
+            self.after_verdict(pending);
+        }
+        Ok(EngineProgress::Ran(EngineActivity::Op { turn, op }))
+    }
+}
