@@ -36,6 +36,12 @@ pub enum Bug {
     M51ReroutedLaneLeftOut,
     /// m55: the sums that other replicas made are not gathered.
     M55SumNotGathered,
+    /// m63: a replica keeps the weights it has in the place of candidates that it gets.
+    M63StaleCandidateGathered,
+    /// m64: a replica computes candidates of layers that another one updates.
+    M64ShardWithTwoOwners,
+    /// m65: no replica computes the candidates of a shard.
+    M65ShardWithoutOwner,
     /// The canary: every life fails.
     Canary,
 }

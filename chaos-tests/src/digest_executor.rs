@@ -402,14 +402,16 @@ impl GradientExecutor for DigestStageExecutor {
         let first = self.layers().next().map(|layer| layer.id);
         let mark = first.and_then(|_| self.faults.borrow_mut().gradient_mark());
         if let Some(mark) = mark {
-            let layer = self.layers_mut().next().expect("a stage has layers");
+            let mut layers = self.layers_mut().filter(|layer| Some(layer.id) == first);
+            let layer = layers.next().expect("a layer of this stage");
             layer.g = layer.g.marked(mark);
         }
         let bits = first
             .filter(|_| self.is_copied)
             .and_then(|first| self.faults.borrow_mut().state_flip(first));
         if let Some(bits) = bits {
-            let layer = self.layers_mut().next().expect("a stage has layers");
+            let mut layers = self.layers_mut().filter(|layer| Some(layer.id) == first);
+            let layer = layers.next().expect("a layer of this stage");
             layer.state = layer.state.flipped(bits);
         }
     }
@@ -465,8 +467,11 @@ impl UpdateExecutor for DigestStageExecutor {
         let ahead = if bug::is(Bug::M14UpdatesNotRolledBack) { self.dropped } else { 0 };
         let number = update.number + ahead;
         let update = UpdateRequest { number, ..update };
+        let is_sharded = self.placement.shard_count() > 1;
         for layer in self.layers_mut() {
             let candidate = layer.state.candidate(layer.g, update);
+            let is_left_out = is_sharded && bug::is(Bug::M65ShardWithoutOwner);
+            let candidate = if is_left_out { layer.state.weights() } else { candidate };
             layer.candidate = (!layer.is_gathered).then_some(candidate);
         }
     }
@@ -481,7 +486,13 @@ impl UpdateExecutor for DigestStageExecutor {
         let gathered = layers[first / FRAME_LEN..].iter_mut();
         for (layer, weights) in gathered.zip(weights.chunks(FRAME_LEN)) {
             assert!(layer.is_gathered, "what is computed here is not gathered");
-            layer.candidate = Some(unpack(weights));
+            // Its moments are not there, so that no update of its own comes to the same.
+            let own = UpdateRequest { step: layer.version, number: 0, clip: 1.0 };
+            layer.candidate = Some(match () {
+                () if bug::is(Bug::M63StaleCandidateGathered) => layer.state.weights(),
+                () if bug::is(Bug::M64ShardWithTwoOwners) => layer.state.candidate(layer.g, own),
+                () => unpack(weights),
+            });
         }
     }
 

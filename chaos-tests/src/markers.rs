@@ -117,6 +117,10 @@ pub enum Marker {
     IslandFolderFailed,
     /// A pipeline got the sum of all for numbers that another one added.
     SumsGathered,
+    /// A pipeline got candidates of layers that another one updates.
+    CandidatesGathered,
+    /// The same for a step that was clipped, whose candidates before were dropped.
+    ClippedCandidatesGathered,
     /// A worker was lost while each layer was trained by several pipelines, and none was read from a
     /// checkpoint.
     PipelineLost,
@@ -144,7 +148,7 @@ pub enum Marker {
 
 impl Marker {
     /// All markers, in the order of the report.
-    pub const ALL: [Self; 65] = [
+    pub const ALL: [Self; 67] = [
         Self::Clipped,
         Self::Skipped,
         Self::Replayed,
@@ -200,6 +204,8 @@ impl Marker {
         Self::PublishedAgain,
         Self::IslandFolderFailed,
         Self::SumsGathered,
+        Self::CandidatesGathered,
+        Self::ClippedCandidatesGathered,
         Self::PipelineLost,
         Self::Rerouted,
         Self::DrainRerouted,

@@ -200,6 +200,9 @@ pub struct LifeOptions {
     /// Pipelines side by side, as far as there are workers.
     #[serde(default, skip_serializing_if = "ReplicaCount::is_one")]
     pub replicas: ReplicaCount,
+    /// Whether the optimizer is sharded over replicas, as far as there are more than copies need.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub sharded: bool,
     /// How fast machines are, in a life where plans follow that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drift: Option<SpeedDrift>,
@@ -260,6 +263,8 @@ const LANES_SHARE: f64 = 0.5;
 const DIRECTIONS_SHARE: f64 = 0.25;
 /// The share of lives with lanes that have replicas, if their workers suffice for two.
 const REPLICAS_SHARE: f64 = 0.5;
+/// The share of lives with replicas in which these share the optimizer.
+const SHARDED_SHARE: f64 = 0.6;
 /// The share of lives in which pieces of checkpoints lie on disks of workers, and the most workers that
 /// have one.
 const KEEPERS_SHARE: f64 = 0.3;
@@ -346,6 +351,7 @@ impl LifeOptions {
             arithmetic: LifeArithmetic::draw(seed).filter(|_| model == ComputeModelKind::Float),
             lanes: LaneCount::ONE,
             replicas: ReplicaCount::ONE,
+            sharded: false,
             drift: None,
             islands: None,
             piece_copies: 0,
@@ -359,6 +365,8 @@ impl LifeOptions {
         options.extend(&mut Draws::new(seed, DrawPurpose::Extent));
         options.draw_lanes(&mut Draws::new(seed, DrawPurpose::Lanes));
         options.draw_replicas(&mut Draws::new(seed, DrawPurpose::Replicas));
+        options.sharded = !options.replicas.is_one()
+            && Draws::new(seed, DrawPurpose::Shards).chance(SHARDED_SHARE);
         options.draw_drift(seed, training_us);
         options.draw_piece_copies(&mut Draws::new(seed, DrawPurpose::Keepers));
         options.islands = draw_islands(&mut Draws::new(seed, DrawPurpose::Islands));
@@ -581,6 +589,9 @@ impl fmt::Display for LifeOptions {
             self.storm_us / 1_000_000,
             self.steps_after
         )?;
+        if self.sharded {
+            writeln!(f, "the optimizer is sharded")?;
+        }
         if self.old_programs {
             writeln!(f, "programs are changed")?;
         }

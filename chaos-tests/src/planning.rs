@@ -41,7 +41,10 @@ impl LifePlanner {
             chunks_per_stage: None,
             replicas: Some(options.replicas),
             slice_count: None,
-            memory: MemoryPolicy::default(),
+            memory: MemoryPolicy {
+                sharded: options.sharded.then(|| options.copies + 1),
+                ..MemoryPolicy::default()
+            },
             copies: options.copies,
             is_island: options.islands.is_some(),
             stage_bytes_max: None,

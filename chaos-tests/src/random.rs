@@ -64,6 +64,8 @@ pub enum DrawPurpose {
     Arithmetic = 27,
     /// Where documents begin in sequences, and which targets count.
     Documents = 28,
+    /// Which replicas share the optimizer.
+    Shards = 31,
 }
 
 /// A stream of draws: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).

@@ -18,7 +18,7 @@ pub enum KnownBug {
 
 impl KnownBug {
     /// All of them, by their numbers.
-    pub const ALL: [Self; 61] = [
+    pub const ALL: [Self; 64] = [
         Self::Bug(Bug::M1AckBeforeSync),
         Self::Mutant(Mutant::M2TurnUnchecked),
         Self::Bug(Bug::M3MomentsNotRestored),
@@ -76,6 +76,9 @@ impl KnownBug {
         Self::Mutant(Mutant::M59ReportedBeforePublished),
         Self::Mutant(Mutant::M60CopyNotMixed),
         Self::Mutant(Mutant::M61GivenUpAtOnce),
+        Self::Bug(Bug::M63StaleCandidateGathered),
+        Self::Bug(Bug::M64ShardWithTwoOwners),
+        Self::Bug(Bug::M65ShardWithoutOwner),
         Self::Mutant(Mutant::R2GenerationUnchecked),
         Self::Mutant(Mutant::R3SealedBeforeHeld),
         Self::Mutant(Mutant::R5CheckpointBeforeSeal),
@@ -143,6 +146,9 @@ impl KnownBug {
             Self::Mutant(Mutant::M59ReportedBeforePublished) => "m59",
             Self::Mutant(Mutant::M60CopyNotMixed) => "m60",
             Self::Mutant(Mutant::M61GivenUpAtOnce) => "m61",
+            Self::Bug(Bug::M63StaleCandidateGathered) => "m63",
+            Self::Bug(Bug::M64ShardWithTwoOwners) => "m64",
+            Self::Bug(Bug::M65ShardWithoutOwner) => "m65",
             Self::Mutant(Mutant::R2GenerationUnchecked) => "R2",
             Self::Mutant(Mutant::R3SealedBeforeHeld) => "R3",
             Self::Mutant(Mutant::R5CheckpointBeforeSeal) => "R5",
@@ -307,6 +313,13 @@ impl KnownBug {
             Self::Bug(Bug::M55SumNotGathered) => {
                 "the sums of floats that other replicas added are not gathered"
             }
+            Self::Bug(Bug::M63StaleCandidateGathered) => {
+                "a replica keeps its weights in the place of candidates that it gets"
+            }
+            Self::Bug(Bug::M64ShardWithTwoOwners) => {
+                "a replica computes candidates of layers that another one updates"
+            }
+            Self::Bug(Bug::M65ShardWithoutOwner) => "no replica computes the candidates of a shard",
             Self::Mutant(Mutant::R2GenerationUnchecked) => {
                 "the generation of a seal is checked when it is proposed only"
             }
@@ -342,6 +355,8 @@ impl KnownBug {
             | Self::Bug(Bug::M48PartLeftOut)
             | Self::Bug(Bug::M51ReroutedLaneLeftOut)
             | Self::Bug(Bug::M55SumNotGathered)
+            | Self::Bug(Bug::M63StaleCandidateGathered)
+            | Self::Bug(Bug::M64ShardWithTwoOwners)
             | Self::Mutant(Mutant::M16NormByStage) => &[Invariant::N3],
             Self::Bug(Bug::M5OldProgram) | Self::Mutant(Mutant::R2GenerationUnchecked) => {
                 &[Invariant::S4]
@@ -355,7 +370,9 @@ impl KnownBug {
             Self::Mutant(Mutant::M9ReplayLeftOut) => &[Invariant::S1, Invariant::L3],
             Self::Mutant(Mutant::M10NanPasses) => &[Invariant::N4],
             Self::Mutant(Mutant::M11NoJointConsensus) => &[Invariant::S2],
-            Self::Bug(Bug::M14UpdatesNotRolledBack) => &[Invariant::N1],
+            Self::Bug(Bug::M14UpdatesNotRolledBack) | Self::Bug(Bug::M65ShardWithoutOwner) => {
+                &[Invariant::N1]
+            }
             // Where the step was sealed before, it never comes out as it did.
             Self::Mutant(Mutant::M7CursorMoves) | Self::Bug(Bug::M46FirstComeFirstJoined) => {
                 &[Invariant::N3, Invariant::N5]

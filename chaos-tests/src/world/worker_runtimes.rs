@@ -165,6 +165,17 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
                     false
                 }
                 EngineActivity::Op {
+                    op: Op::Reduce(Reduction::Merge(TreeExchange::GatherCandidates(_)), _),
+                    ..
+                } => {
+                    env.mark(Marker::CandidatesGathered);
+                    let engine = process.runtime.active_stage().map(|active| active.engine());
+                    if engine.is_some_and(|engine| engine.is_committing()) {
+                        env.mark(Marker::ClippedCandidatesGathered);
+                    }
+                    false
+                }
+                EngineActivity::Op {
                     op: Op::Reduce(Reduction::Merge(TreeExchange::Reduce(_)), _),
                     ..
                 } => {
