@@ -2,7 +2,7 @@
 //! time, so that no more than some chunks are in memory for it, while the requesters receive
 //! progress reports.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use zbelastic_checkpoint::CheckpointId;
 use zbelastic_types::{Bytes, NodeId};
@@ -26,8 +26,9 @@ pub struct KeepQueue {
     waiting: VecDeque<(PieceRef, NodeId)>,
     /// At most [`UNDER_WAY_MAX`], in the order in which they were begun.
     under_way: Vec<PieceUnderWay>,
-    /// Requesters whose last piece was not kept: members of the cluster.
-    failing: BTreeSet<NodeId>,
+    /// Requesters whose last piece was not kept, with its version. One that requests no more is left out once that
+    /// version is collected, so that there are no more of them than requested pieces of so many versions.
+    failing: BTreeMap<NodeId, CheckpointId>,
     /// Bytes that had arrived of pieces that are not under way any more.
     arrived_before: u64,
     /// Bytes that had arrived at the last report.
@@ -114,6 +115,7 @@ impl KeepQueue {
     /// The cluster refers to these versions; older ones are removed here.
     pub fn note_referred(&mut self, versions: impl IntoIterator<Item = CheckpointId>) {
         self.quota.note_referred(versions);
+        self.failing.retain(|_, version| !self.quota.is_collected(*version));
     }
 
     /// The next piece to fetch, if not enough are under way.
@@ -151,7 +153,7 @@ impl KeepQueue {
             self.failing.remove(&node);
             return false;
         }
-        self.failing.insert(node)
+        self.failing.insert(node, piece.name().version).is_none()
     }
 
     /// A tick. Returns the reports that are due, if bytes of pieces arrived since the last ones.
@@ -220,6 +222,24 @@ mod tests {
             [(7, false), (7, false), (8, false), (7, true), (7, true), (7, false), (8, false)];
         let warned = noted.map(|(node, is_kept)| queue.note_done(piece(1), NodeId(node), is_kept));
         assert_eq!(warned, [true, false, true, false, false, true, false]);
+    }
+
+    #[test]
+    fn requesters_that_are_gone_are_left_out_once_their_last_version_is_collected() {
+        let mut queue = KeepQueue::default();
+        let of = |version| PieceRef { version: Step(version), ..piece(1) };
+        let refer = |queue: &mut KeepQueue, versions: [u64; 2]| {
+            queue.note_referred(versions.map(|version| of(version).name().version));
+        };
+        let fails = |queue: &mut KeepQueue, node| queue.note_done(of(4), NodeId(node), false);
+        assert!((1..=100).all(|node| fails(&mut queue, node)), "each is warned of");
+        refer(&mut queue, [0, 4]);
+        assert!(!queue.note_done(of(8), NodeId(1), false), "an operator knows of it");
+        refer(&mut queue, [4, 8]);
+        assert_eq!(queue.failing.len(), 100);
+        refer(&mut queue, [8, 12]);
+        assert_eq!(Vec::from_iter(queue.failing.keys()), [&NodeId(1)], "it requested later ones");
+        assert!(!queue.note_done(of(16), NodeId(1), false), "it is failing still");
     }
 
     #[test]

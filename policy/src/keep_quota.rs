@@ -69,15 +69,21 @@ impl KeepQuota {
     /// The cluster refers to these versions: older ones that are not among them are collected.
     pub fn note_referred(&mut self, versions: impl IntoIterator<Item = CheckpointId>) {
         self.referred = versions.into_iter().collect();
-        let newest = self.referred.last().copied();
-        let stays = |version: &CheckpointId| {
-            self.referred.contains(version) || newest.is_none_or(|newest| *version > newest)
-        };
         for granted in self.granted.values_mut() {
-            granted.retain(|(version, _), _| stays(version));
+            granted.retain(|(version, _), _| !is_collected(&self.referred, *version));
         }
         self.granted.retain(|_, granted| !granted.is_empty());
     }
+
+    /// Whether a version is collected: the cluster refers to newer ones, and not to it.
+    #[must_use]
+    pub fn is_collected(&self, version: CheckpointId) -> bool {
+        is_collected(&self.referred, version)
+    }
+}
+
+fn is_collected(referred: &BTreeSet<CheckpointId>, version: CheckpointId) -> bool {
+    referred.last().is_some_and(|newest| version < *newest) && !referred.contains(&version)
 }
 
 #[cfg(test)]
