@@ -9,6 +9,8 @@ use chaos_tests::report::CampaignEnding;
 
 /// Lives that are lived twice.
 const TWICE_LIVES: u64 = 5;
+/// A life with a member whose text rots while it has no store: opening that failed once, and found it damaged then.
+const TEXT_ROTS_WITHOUT_STORE: u64 = 1023;
 
 #[test]
 fn members_keep_mend_and_believe_what_they_should_and_show_all_there_is_to_see() {
@@ -16,6 +18,12 @@ fn members_keep_mend_and_believe_what_they_should_and_show_all_there_is_to_see()
     let report = campaign(jobs, false, 1..=LIVES_FOR_SEEN, |_| ());
     assert_eq!(report.ending(), CampaignEnding::Passed, "\n{report}");
     assert!(report.checkpoints > 10 * report.lives, "{report}");
+}
+
+#[test]
+fn a_text_that_rots_is_mended_while_its_member_has_no_store() {
+    let (outcome, _) = live_quietly(TEXT_ROTS_WITHOUT_STORE);
+    assert_eq!(outcome.failure, None);
 }
 
 #[test]

@@ -113,6 +113,8 @@ pub struct Scrubber<D: DataFileAccess> {
     total: u64,
     /// Items that the pass found damaged.
     corrupt: u64,
+    /// Whether the pass lists the pieces of a store, and read the record of each that it came to.
+    has_pieces: bool,
     /// How many items of the first pass come last: a machine that is there for an hour begins
     /// elsewhere each time.
     turned: u64,
@@ -123,7 +125,8 @@ impl<D: DataFileAccess> Scrubber<D> {
     #[must_use]
     pub const fn new(data: D, turned: u64) -> Self {
         let items = VecDeque::new();
-        Self { data, items, waiting: 0, reading: None, total: 0, corrupt: 0, turned }
+        let (waiting, total, corrupt, has_pieces) = (0, 0, 0, false);
+        Self { data, items, waiting, reading: None, total, corrupt, has_pieces, turned }
     }
 
     /// How far the pass is, or the last one if none is under way.
@@ -140,8 +143,16 @@ impl<D: DataFileAccess> Scrubber<D> {
         self.items.is_empty() && self.reading.is_none()
     }
 
-    /// Reads the next chunk. Returns the item that is found corrupt.
-    pub fn step(&mut self, store: &impl CheckpointStore) -> Option<CorruptItem> {
+    /// Whether a pass has ended that read everything. One without a store, or of a store that could not be read, has
+    /// read the texts and weights only.
+    #[must_use]
+    pub fn has_read_all(&self) -> bool {
+        self.is_idle() && self.total > 0 && self.has_pieces
+    }
+
+    /// Reads the next chunk; of texts and weights also while the node has no store. Returns the item that is found
+    /// corrupt.
+    pub fn step(&mut self, store: Option<&impl CheckpointStore>) -> Option<CorruptItem> {
         if self.reading.is_none() {
             self.reading = self.next(store);
         }
@@ -153,13 +164,15 @@ impl<D: DataFileAccess> Scrubber<D> {
         corrupt.filter(|_| !mutant::is(Mutant::M33ScrubIsSilent))
     }
 
-    /// Begins a pass over all that there is: over nothing, if the store cannot list it.
-    fn begin_pass(&mut self, store: &impl CheckpointStore) -> Option<()> {
-        (self.total, self.corrupt) = (0, 0);
-        let names = store.names().ok()?;
-        let piece_length = |name| store.record(name).ok().flatten().map_or(0, |found| found.length);
-        let pieces = names.into_iter().map(|name| (ScrubItem::Piece(name), piece_length(name)));
-        self.items = pieces.collect();
+    /// Begins a pass over all that there is: without the pieces, if no store can list them.
+    fn begin_pass(&mut self, store: Option<&impl CheckpointStore>) {
+        self.corrupt = 0;
+        let names = store.and_then(|store| store.names().ok());
+        self.has_pieces = names.is_some();
+        let record = |name| store.and_then(|store| store.record(name).ok().flatten());
+        let piece_length = |name| record(name).map_or(0, |found| found.length);
+        let pieces = names.unwrap_or_default().into_iter();
+        self.items = pieces.map(|name| (ScrubItem::Piece(name), piece_length(name))).collect();
         for hash in self.data.list() {
             let length = self.data.open(hash).map_or(0, |(_, length)| length);
             self.items.push_back((ScrubItem::Data(hash), length));
@@ -168,19 +181,19 @@ impl<D: DataFileAccess> Scrubber<D> {
         self.items.rotate_left((std::mem::take(&mut self.turned) % count) as usize);
         self.total = self.items.iter().map(|(_, length)| length).sum();
         self.waiting = self.total;
-        Some(())
     }
 
-    fn next(&mut self, store: &impl CheckpointStore) -> Option<ScrubRead<D::File>> {
+    fn next(&mut self, store: Option<&impl CheckpointStore>) -> Option<ScrubRead<D::File>> {
         if self.items.is_empty() {
-            self.begin_pass(store)?;
+            self.begin_pass(store);
         }
         let (item, length) = self.items.pop_front()?;
         self.waiting -= length;
         match item {
             ScrubItem::Piece(name) => {
-                let record = store.record(name).ok()??;
-                Some(ScrubRead::Piece { name, record, next: 0 })
+                let found = store.and_then(|store| store.record(name).ok());
+                self.has_pieces &= found.is_some();
+                Some(ScrubRead::Piece { name, record: found??, next: 0 })
             }
             ScrubItem::Data(hash) => {
                 let (file, length) = self.data.open(hash)?;
@@ -197,10 +210,12 @@ impl<D: DataFileAccess> Scrubber<D> {
 
     fn read_piece(
         &mut self,
-        store: &impl CheckpointStore,
+        store: Option<&impl CheckpointStore>,
         (name, record): (PieceName, PieceRecord),
         next: usize,
     ) -> Option<CorruptItem> {
+        self.has_pieces &= store.is_some();
+        let store = store?;
         let hash = *record.chunks.get(next)?;
         match store.chunk(hash) {
             Ok(_) => {
@@ -236,5 +251,84 @@ impl<D: DataFileAccess> Scrubber<D> {
             self.data.keep_hashes(&hashes);
         }
         (!is_sound).then_some(CorruptItem::Data(name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::collections::BTreeMap;
+    use std::path::Path;
+    use std::sync::Arc;
+
+    use zbelastic_checkpoint::faults::{FileIndex, SimulatedDisk};
+    use zbelastic_checkpoint::{CheckpointId, FolderStore};
+    use zbelastic_types::{LayerId, RunId, Step};
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Texts(RefCell<BTreeMap<Digest, Vec<u8>>>);
+
+    impl DataFileAccess for Texts {
+        type File = Vec<u8>;
+
+        fn list(&self) -> Vec<Digest> {
+            self.0.borrow().keys().copied().collect()
+        }
+
+        fn open(&self, hash: Digest) -> Option<(Vec<u8>, u64)> {
+            let bytes = self.0.borrow().get(&hash)?.clone();
+            let length = bytes.len() as u64;
+            Some((bytes, length))
+        }
+
+        fn read_at(file: &Vec<u8>, offset: u64, into: &mut [u8]) -> bool {
+            into.copy_from_slice(&file[offset as usize..][..into.len()]);
+            true
+        }
+
+        fn keep_hashes(&self, _: &ChunkHashes) {}
+    }
+
+    /// Steps to the end of a pass, and returns what it found.
+    fn pass(
+        scrubber: &mut Scrubber<Texts>,
+        store: Option<&FolderStore<FileIndex>>,
+    ) -> Vec<CorruptItem> {
+        let mut found = Vec::from_iter(scrubber.step(store));
+        while !scrubber.is_idle() {
+            found.extend(scrubber.step(store));
+        }
+        found
+    }
+
+    #[test]
+    fn texts_are_read_again_while_there_is_no_store_and_then_not_everything_is() {
+        let disk = Arc::new(SimulatedDisk::new(Path::new("/node")));
+        let store = FolderStore::<FileIndex>::open(disk, Path::new("/node/store")).expect("made");
+        let version = CheckpointId { run: RunId(1), version: Step(4) };
+        let name = PieceName { version, layer: LayerId(0), digest: Digest([7; 32]) };
+        store.put(name, &[5; 100]).expect("space");
+        let texts = Texts::default();
+        let (sound, rotten) = (DataName::of(b"a text"), DataName::of(b"another"));
+        texts.0.borrow_mut().insert(sound.hash, b"a text".to_vec());
+        texts.0.borrow_mut().insert(rotten.hash, b"anothes".to_vec());
+        let mut scrubber = Scrubber::new(texts, 0);
+        assert_eq!(pass(&mut scrubber, None), [CorruptItem::Data(rotten)]);
+        let ScrubProgress { done, total, corrupt } = scrubber.progress();
+        assert_eq!((done, total, corrupt), (Bytes(13), Bytes(13), 1));
+        assert!(!scrubber.has_read_all(), "no piece was");
+        assert_eq!(pass(&mut scrubber, Some(&store)), [CorruptItem::Data(rotten)]);
+        assert_eq!(scrubber.progress().total, Bytes(113));
+        assert!(scrubber.has_read_all());
+        // The store goes while its piece is read, or before.
+        for before in [1, 0] {
+            for _ in 0..before {
+                assert_eq!(scrubber.step(Some(&store)), None);
+            }
+            assert_eq!(pass(&mut scrubber, None), [CorruptItem::Data(rotten)]);
+            assert!(!scrubber.has_read_all());
+        }
     }
 }

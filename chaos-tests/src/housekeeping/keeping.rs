@@ -140,8 +140,8 @@ impl MemberKeeping {
             .collect();
         for node in up {
             let member = env.cluster.members.get_mut(&node).expect("a member");
-            let Some(store) = member.disk.store().cloned() else { continue };
-            let rotten = member.process.scrubber.step(&*store);
+            let store = member.disk.store().cloned();
+            let rotten = member.process.scrubber.step(store.as_deref());
             let others = member.process.roster.holders(&member.process.contacts);
             match rotten {
                 Some(CorruptItem::Piece { piece, .. }) => {

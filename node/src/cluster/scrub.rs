@@ -18,7 +18,7 @@ use zbelastic_machine::data_file::keep_hashes;
 use zbelastic_policy::data_chunks::ChunkHashes;
 use zbelastic_policy::scrub::{CorruptItem, DataFileAccess, ScrubPass, ScrubReport, Scrubber};
 use zbelastic_transport::Transport;
-use zbelastic_types::{Bytes, Digest, NodeId};
+use zbelastic_types::{Digest, NodeId};
 use zbelastic_wire::PieceRef;
 
 use super::checkpoint_thread::{CheckpointThread, StoreEvent, StoreInUse};
@@ -60,13 +60,13 @@ pub fn scrub(
     let mut scrubber = Scrubber::new(DataFiles(data.to_owned()), begin);
     while !reports.is_closed() {
         thread::sleep(PAUSE);
-        let Some(store) = in_use.borrow().clone() else { continue };
-        let corrupt = scrubber.step(&*store).map(|corrupt| match corrupt {
+        let store = in_use.borrow().clone();
+        let corrupt = scrubber.step(store.as_deref()).map(|corrupt| match corrupt {
             CorruptItem::Piece { piece, reason: why } => StoreEvent::Rotten { piece, why },
             CorruptItem::Data(name) => StoreEvent::RottenData(name),
         });
         let now = scrubber.progress();
-        if scrubber.is_idle() && now.total > Bytes(0) {
+        if scrubber.has_read_all() {
             let ended =
                 ScrubPass { ended_s: UnixSeconds::now().0, total: now.total, corrupt: now.corrupt };
             // Without it the next start knows of no pass; the disk's own trouble is reported elsewhere.
@@ -158,7 +158,7 @@ mod tests {
         RemovalTarget, SledStore,
     };
     use zbelastic_policy::scrub::ScrubProgress;
-    use zbelastic_types::{LayerId, RunId, Step};
+    use zbelastic_types::{Bytes, LayerId, RunId, Step};
     use zbelastic_wire::document::DataName;
 
     use super::*;
@@ -172,7 +172,7 @@ mod tests {
     fn pass(scrubber: &mut Scrubber<DataFiles>, store: &SledStore) -> Vec<String> {
         let mut found = Vec::new();
         loop {
-            found.extend(scrubber.step(store).map(|corrupt| match corrupt {
+            found.extend(scrubber.step(Some(store)).map(|corrupt| match corrupt {
                 CorruptItem::Piece { piece, .. } => format!("layer {}", piece.layer),
                 CorruptItem::Data(name) => format!("data of {} bytes", name.length),
             }));
@@ -205,7 +205,7 @@ mod tests {
         fs::write(&path, &text).expect("writable");
         for turned in 0..5 {
             let mut scrubber = Scrubber::new(DataFiles(data.clone()), turned);
-            assert!(scrubber.step(&store).is_none());
+            assert!(scrubber.step(Some(&store)).is_none());
             let total = Bytes(3 * (CHUNK_BYTES as u64 + 100) + text.len() as u64);
             let begun = scrubber.progress();
             assert!(begun.done > Bytes(0) && begun.done < total, "{begun:?}");
@@ -248,11 +248,11 @@ mod tests {
         let bytes: Vec<u8> = (0..CHUNK_BYTES + 7).map(|i| (i % 7) as u8).collect();
         let record = store.put(name(0), &bytes).expect("room");
         let mut scrubber = Scrubber::new(DataFiles(folder.path().to_owned()), 0);
-        assert!(scrubber.step(&store).is_none());
+        assert!(scrubber.step(Some(&store)).is_none());
         let removal = |subject| Removal { target: subject, reason: RemovalReason::NoPiece };
         let chunks = record.chunks.iter().map(|hash| RemovalTarget::Chunk(*hash));
         let all = chunks.chain([RemovalTarget::Piece(name(0))]);
         store.remove(&all.map(removal).collect::<Vec<_>>()).expect("removed");
-        assert!(scrubber.step(&store).is_none());
+        assert!(scrubber.step(Some(&store)).is_none());
     }
 }
