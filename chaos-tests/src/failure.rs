@@ -90,6 +90,8 @@ pub enum Invariant {
     H12,
     /// No member refuses another one for the authority that made its certificate.
     H13,
+    /// A run is held while the controllers whose logs have space are no majority, and no longer.
+    H14,
     /// No node is sent a format that its program does not read.
     F1,
     /// The canary: broken by a switch that makes every life fail.
@@ -110,7 +112,8 @@ impl Invariant {
             | Self::H10
             | Self::H11
             | Self::H12
-            | Self::H13 => true,
+            | Self::H13
+            | Self::H14 => true,
             Self::S1
             | Self::S2
             | Self::S3

@@ -16,6 +16,7 @@ mod disk;
 mod fault_injection;
 mod hostile;
 mod keeping;
+mod logs;
 mod member;
 mod net;
 mod options;

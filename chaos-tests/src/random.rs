@@ -64,6 +64,8 @@ pub enum DrawPurpose {
     Arithmetic = 27,
     /// Where documents begin in sequences, and which targets count.
     Documents = 28,
+    /// When the disks of controllers' logs fill in a life of housekeeping.
+    HousekeepingLogs = 29,
     /// Which replicas share the optimizer.
     Shards = 31,
 }

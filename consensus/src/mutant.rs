@@ -97,6 +97,8 @@ pub enum Mutant {
     M60CopyNotMixed,
     /// m61: a checkpoint is given up with the first plan that could not read it.
     M61GivenUpAtOnce,
+    /// m62: a run is held only once no controller's log has space.
+    M62HeldWithTheLastLog,
 }
 
 #[cfg(feature = "mutants")]

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeSet;
 
+use zbelastic_consensus::mutant::{self, Mutant};
 use zbelastic_types::{Bytes, NodeId};
 
 use crate::disk_space::{DiskSpace, DiskSpaceShortage};
@@ -44,7 +45,9 @@ impl FullLogs {
     ) -> Option<BTreeSet<NodeId>> {
         let is_full = |node: &NodeId| self.nodes.contains(node);
         let is_left = |node: &&NodeId| is_there(**node) && !is_full(node);
-        let is_safe = 2 * controllers.iter().filter(is_left).count() > controllers.len();
+        let left = controllers.iter().filter(is_left).count();
+        let is_safe =
+            2 * left > controllers.len() || left > 0 && mutant::is(Mutant::M62HeldWithTheLastLog);
         let full = controllers.iter().copied().filter(|node| !is_safe && is_full(node)).collect();
         let before = std::mem::replace(&mut self.reported, full);
         let is_news = !self.reported.is_empty() || !before.is_empty();

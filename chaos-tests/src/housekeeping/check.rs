@@ -77,11 +77,15 @@ pub enum HousekeepingMarker {
     NodeLeftOut,
     /// An authority was retired, and another one alone is trusted.
     AuthorityRetired,
+    /// A leader sealed nothing, since the logs of too many controllers were nearly full.
+    HeldForLogs,
+    /// It sealed again behind that.
+    WentOnWithLogs,
 }
 
 impl HousekeepingMarker {
     /// Everything that can be seen.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 21] = [
         Self::Checkpoint,
         Self::OwnStoreRefused,
         Self::StoreReopened,
@@ -101,6 +105,8 @@ impl HousekeepingMarker {
         Self::DiskLow,
         Self::NodeLeftOut,
         Self::AuthorityRetired,
+        Self::HeldForLogs,
+        Self::WentOnWithLogs,
     ];
 }
 
@@ -146,6 +152,8 @@ pub struct HousekeepingChecker {
     removed: BTreeMap<NodeId, VirtualTime>,
     /// When each node collected last, by the number of the checkpoint.
     collected: BTreeMap<NodeId, u64>,
+    /// Whether the run was held for want of space for logs when a version was to be sealed last.
+    was_held: bool,
     /// The first failure of the life.
     pub(super) failure: Option<LifeFailure>,
 }
@@ -180,6 +188,15 @@ impl HousekeepingChecker {
 
     pub(super) fn note_collected(&mut self, node: NodeId, count: u64) {
         self.collected.insert(node, count);
+    }
+
+    /// A version is to be sealed, and the run is held for want of space for logs or not.
+    pub(super) fn note_held(&mut self, is_held: bool) {
+        match (std::mem::replace(&mut self.was_held, is_held), is_held) {
+            (_, true) => self.markers.note(HousekeepingMarker::HeldForLogs),
+            (true, false) => self.markers.note(HousekeepingMarker::WentOnWithLogs),
+            (false, false) => {}
+        }
     }
 
     /// The first failure of a life counts.
@@ -462,7 +479,8 @@ impl HousekeepingChecker {
             | MemberMessage::NotKept(_)
             | MemberMessage::Keeping(..)
             | MemberMessage::SaveFailed(_)
-            | MemberMessage::Contacts(_) => false,
+            | MemberMessage::Contacts(_)
+            | MemberMessage::Disk(_) => false,
         };
         if is_claim && cluster.members[&from].is_hostile {
             let message = format!("n{node} believes n{from}: {message:?}");

@@ -149,7 +149,8 @@ impl HousekeepingCluster {
             | MemberMessage::NotKept(_)
             | MemberMessage::Keeping(..)
             | MemberMessage::SaveFailed(_)
-            | MemberMessage::Contacts(_) => return true,
+            | MemberMessage::Contacts(_)
+            | MemberMessage::Disk(_) => return true,
         };
         let own = peer_role(self.members[&node].role);
         let job_data = [self.text_name];

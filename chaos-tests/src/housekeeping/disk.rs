@@ -102,6 +102,10 @@ impl DataFileAccess for MemberTexts {
     }
 }
 
+/// One of so many parts of its disk is left for a log that is nearly full: half of what
+/// [`zbelastic_policy::full_logs`] takes for that.
+const LOG_PARTS: u64 = 160;
+
 /// The disk of a member, in memory.
 pub struct MemberDisk {
     files: SimulatedDisk,
@@ -113,6 +117,8 @@ pub struct MemberDisk {
     total: u64,
     /// Whether other files fill the disk.
     pub is_filled: bool,
+    /// Whether hardly any space is left where the log lies, which is another disk then.
+    pub is_log_filled: bool,
     /// Whether the store takes nothing.
     pub is_stuck: bool,
     /// Damaged stores that lie aside.
@@ -129,8 +135,9 @@ impl MemberDisk {
         let files = SimulatedDisk::new(Path::new(ROOT));
         let faults = FileFaultInjector::default();
         let store = Some(Arc::new(open(&files, &faults).expect("nothing is there yet")));
-        let (is_filled, is_stuck) = (false, false);
-        Self { files, faults, pending: 0, store, total, is_filled, is_stuck, aside: 0 }
+        let (is_filled, is_log_filled, is_stuck) = (false, false, false);
+        let (pending, aside) = (0, 0);
+        Self { files, faults, pending, store, total, is_filled, is_log_filled, is_stuck, aside }
     }
 
     /// The store, while it is open.
@@ -153,6 +160,21 @@ impl MemberDisk {
     pub fn disk_space(&self) -> DiskSpace {
         let free = if self.is_filled { 0 } else { self.total.saturating_sub(self.used()) };
         DiskSpace { free: Bytes(free), total: Bytes(self.total) }
+    }
+
+    /// The disk space that is left where the log lies, in bytes.
+    #[must_use]
+    pub fn log_space(&self) -> DiskSpace {
+        match self.is_log_filled && !self.is_filled {
+            true => DiskSpace { free: Bytes(self.total / LOG_PARTS), total: Bytes(self.total) },
+            false => self.disk_space(),
+        }
+    }
+
+    /// Whether hardly any space is left for the log.
+    #[must_use]
+    pub const fn is_log_full(&self) -> bool {
+        self.is_filled || self.is_log_filled
     }
 
     /// The process dies: what was not synced is there or not.

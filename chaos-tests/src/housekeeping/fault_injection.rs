@@ -43,6 +43,7 @@ impl MemberFaults {
             HousekeepingFault::DiskFull { whom, for_us } => {
                 self.spoil_disk(env, whom, for_us, true)
             }
+            HousekeepingFault::LogsFill { whom, for_us } => self.fill_logs(env, whom, for_us),
             HousekeepingFault::StoreStuck { whom, for_us } => {
                 self.spoil_disk(env, whom, for_us, false)
             }
@@ -83,7 +84,9 @@ impl MemberFaults {
     ) {
         let (now, Some(node)) = (env.cluster.now, env.cluster.victim(draw)) else { return };
         let member = env.cluster.members.get_mut(&node).expect("a member");
-        member.disk.is_filled |= is_filled;
+        if is_filled {
+            (member.disk.is_filled, member.log_since) = (true, now);
+        }
         member.disk.is_stuck |= !is_filled;
         member.able_since = now.after(for_us);
         env.queue.push(now.after(for_us), HousekeepingEvent::DiskAgain { node });
@@ -92,8 +95,30 @@ impl MemberFaults {
     pub(super) fn free_disk(&self, env: &mut HousekeepingSurroundings<'_>, node: NodeId) {
         let now = env.cluster.now;
         let member = env.cluster.members.get_mut(&node).expect("a member");
-        (member.disk.is_filled, member.disk.is_stuck) = (false, false);
+        if std::mem::take(&mut member.disk.is_filled) {
+            member.log_since = now;
+        }
+        member.disk.is_stuck = false;
         member.able_since = now;
+    }
+
+    /// The logs of the controllers that the bits of a draw name, or of all if they name none, find hardly any space.
+    fn fill_logs(&self, env: &mut HousekeepingSurroundings<'_>, draw: u64, for_us: u64) {
+        let now = env.cluster.now;
+        let all = env.cluster.controllers();
+        let is_named = |node: &&NodeId| draw >> node.0 & 1 == 1;
+        let named = all.iter().filter(is_named).count();
+        for node in all.iter().filter(|node| named == 0 || is_named(node)) {
+            let member = env.cluster.members.get_mut(node).expect("a controller stays");
+            (member.disk.is_log_filled, member.log_since) = (true, now);
+            env.queue.push(now.after(for_us), HousekeepingEvent::LogAgain { node: *node });
+        }
+    }
+
+    pub(super) fn free_log(&self, env: &mut HousekeepingSurroundings<'_>, node: NodeId) {
+        let now = env.cluster.now;
+        let member = env.cluster.members.get_mut(&node).expect("a controller stays");
+        (member.disk.is_log_filled, member.log_since) = (false, now);
     }
 
     /// A store that has stopped is opened again, as nodes do it.

@@ -198,7 +198,8 @@ impl HostileMember {
             | MemberMessage::KeepData(_)
             | MemberMessage::HeldOut
             | MemberMessage::StageReport
-            | MemberMessage::SaveFailed(_) => {}
+            | MemberMessage::SaveFailed(_)
+            | MemberMessage::Disk(_) => {}
         }
     }
 }

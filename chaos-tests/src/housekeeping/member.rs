@@ -18,6 +18,7 @@ use zbelastic_policy::trust::DuplicateIdentityReports;
 use zbelastic_types::{Bytes, NodeId, Step};
 
 use super::disk::{MemberDisk, MemberTexts};
+use super::logs::ControllerLogs;
 use super::rotation::MemberAuthority;
 use crate::queue::VirtualTime;
 
@@ -62,6 +63,8 @@ pub struct HousekeepingMember {
     pub process: MemberProcess,
     /// Since when it could take a piece from everybody.
     pub able_since: VirtualTime,
+    /// Since when its log is nearly full, or has space, as far as something began to fill it or stopped.
+    pub log_since: VirtualTime,
     /// Since when it is connected with the leader.
     pub led_since: VirtualTime,
     /// Since when its certificate is over, though it could have another one.
@@ -86,6 +89,8 @@ pub struct MemberProcess {
     pub renewal: RenewalWatch,
     /// Its looks at its disk.
     pub disk_watch: DiskSpaceWatch,
+    /// What it knows of the logs of controllers, if it is one.
+    pub logs: ControllerLogs,
     /// The members that accused it of living twice.
     pub accusers: DuplicateIdentityReports,
     /// The newest version it knows to be sealed.
@@ -118,6 +123,7 @@ impl MemberProcess {
             scrubber: Scrubber::new(texts.clone(), turned),
             renewal: RenewalWatch::default(),
             disk_watch: DiskSpaceWatch::default(),
+            logs: ControllerLogs::default(),
             accusers: DuplicateIdentityReports::default(),
             newest: Step(0),
             banned: BTreeSet::new(),

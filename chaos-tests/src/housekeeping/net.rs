@@ -120,6 +120,7 @@ impl MemberConnections {
         let is_hostile = env.cluster.members[&peer].is_hostile;
         let member = env.cluster.members.get_mut(&node).expect("a member");
         member.process.roster.note_down(peer);
+        member.process.logs.note_down(peer);
         if !is_hostile {
             member.able_since = now;
         }

@@ -37,6 +37,13 @@ pub enum HousekeepingFault {
         /// Microseconds for which the disk is full.
         for_us: u64,
     },
+    /// Something else fills the disks of controllers' logs, which are others than those of their stores.
+    LogsFill {
+        /// The controllers, by the bits of a draw.
+        whom: u64,
+        /// Microseconds for which there is hardly any space.
+        for_us: u64,
+    },
     /// The store accepts nothing, though there is space.
     StoreStuck {
         /// The member, by a draw.
@@ -190,6 +197,12 @@ impl HousekeepingOptions {
             let (whom, operation) = (draws.number(), *draws.pick(&FAILING_OPERATIONS));
             let after = draws.below(OPERATIONS_BEFORE_MAX);
             options.faults.push((at, HousekeepingFault::OperationFails { whom, operation, after }));
+        }
+        let mut draws = Draws::new(seed, DrawPurpose::HousekeepingLogs);
+        for _ in 0..draws.below(3) {
+            let at = VirtualTime(draws.below(STORM_US));
+            let (whom, for_us) = (draws.number(), draws.between(200_000, FAULT_US_MAX));
+            options.faults.push((at, HousekeepingFault::LogsFill { whom, for_us }));
         }
         options.faults.sort_by_key(|(at, _)| *at);
         options

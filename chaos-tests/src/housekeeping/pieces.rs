@@ -76,6 +76,9 @@ impl MemberCheckpoints {
         env.queue.push(env.cluster.now.after(self.every_us), HousekeepingEvent::Checkpoint);
         let plan = env.cluster.plans.current().cloned();
         let Some((plan, leader)) = plan.zip(env.cluster.leader()) else { return };
+        if env.is_held_for_logs(leader) {
+            return;
+        }
         // Nothing is sealed while the leader lacks a connection with the node of a stage.
         let lives = |node: &NodeId| {
             let member = env.cluster.members.get(node).filter(|member| member.is_up());
@@ -313,9 +316,13 @@ impl MemberCheckpoints {
         if !member.process.disk_watch.handle_tick() {
             return;
         }
-        let space = Some(member.disk.disk_space());
-        let disks = NodeDisks { store: space, data: space };
+        let store = Some(member.disk.disk_space());
+        let disks = NodeDisks { store, data: Some(member.disk.log_space()) };
         let change = member.process.disk_watch.note(disks, checkpoint);
+        let low = member.process.disk_watch.low();
+        if let Some(space) = disks.reported() {
+            env.report_disk(node, (space, low));
+        }
         match change {
             Some(DiskSpaceChange::Low(_)) => {
                 env.check.markers.note(HousekeepingMarker::DiskLow);

@@ -71,6 +71,7 @@ impl HousekeepingSurroundings<'_> {
             window: window_from(UnixSeconds(self.cluster.calendar().0 - age_s)),
             process,
             able_since: self.cluster.now,
+            log_since: self.cluster.now,
             led_since: self.cluster.now,
             ended_since: None,
         };

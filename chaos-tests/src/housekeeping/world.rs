@@ -22,6 +22,7 @@ use super::disk::TEXT_CHUNK;
 use super::fault_injection::MemberFaults;
 use super::hostile::HostileMember;
 use super::keeping::MemberKeeping;
+use super::logs::DiskReport;
 use super::member::MemberProcessState;
 use super::net::MemberConnections;
 use super::options::{CALM_US, HousekeepingFault, HousekeepingOptions, STORM_US};
@@ -63,6 +64,7 @@ pub(super) enum MemberMessage {
     StageReport,
     SaveFailed(Step),
     Contacts(Arc<Contacts>),
+    Disk(DiskReport),
 }
 
 /// Why a piece is fetched.
@@ -89,6 +91,7 @@ pub(super) enum HousekeepingEvent {
     Restart { node: NodeId },
     Resume { node: NodeId },
     DiskAgain { node: NodeId },
+    LogAgain { node: NodeId },
 }
 
 impl HousekeepingEvent {
@@ -107,7 +110,8 @@ impl HousekeepingEvent {
             | Self::Message { .. }
             | Self::Restart { .. }
             | Self::Resume { .. }
-            | Self::DiskAgain { .. } => None,
+            | Self::DiskAgain { .. }
+            | Self::LogAgain { .. } => None,
         }
     }
 }
@@ -244,6 +248,7 @@ impl<'a> HousekeepingWorld<'a> {
             HousekeepingEvent::Restart { node } => self.faults.restart(&mut self.env, node),
             HousekeepingEvent::Resume { node } => self.faults.resume(&mut self.env, node),
             HousekeepingEvent::DiskAgain { node } => self.faults.free_disk(&mut self.env, node),
+            HousekeepingEvent::LogAgain { node } => self.faults.free_log(&mut self.env, node),
         }
     }
 
@@ -260,6 +265,7 @@ impl<'a> HousekeepingWorld<'a> {
     fn run_periodic_work(&mut self) {
         self.env.queue.push(self.env.cluster.now.after(LOOK_US), HousekeepingEvent::Look);
         self.connections.connect(&mut self.env);
+        self.env.note_leading();
         self.connections.send_contacts(&mut self.env);
         if self.env.cluster.is_second() {
             let up: Vec<NodeId> = self.env.cluster.up().map(|member| member.node).collect();
@@ -329,6 +335,7 @@ impl<'a> HousekeepingWorld<'a> {
             MemberMessage::Contacts(contacts) => {
                 self.connections.follow(&mut self.env, node, contacts)
             }
+            MemberMessage::Disk(report) => self.env.note_disk_report(node, from, report),
         }
     }
 }

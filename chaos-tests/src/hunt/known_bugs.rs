@@ -18,7 +18,7 @@ pub enum KnownBug {
 
 impl KnownBug {
     /// All of them, by their numbers.
-    pub const ALL: [Self; 64] = [
+    pub const ALL: [Self; 65] = [
         Self::Bug(Bug::M1AckBeforeSync),
         Self::Mutant(Mutant::M2TurnUnchecked),
         Self::Bug(Bug::M3MomentsNotRestored),
@@ -76,6 +76,7 @@ impl KnownBug {
         Self::Mutant(Mutant::M59ReportedBeforePublished),
         Self::Mutant(Mutant::M60CopyNotMixed),
         Self::Mutant(Mutant::M61GivenUpAtOnce),
+        Self::Mutant(Mutant::M62HeldWithTheLastLog),
         Self::Bug(Bug::M63StaleCandidateGathered),
         Self::Bug(Bug::M64ShardWithTwoOwners),
         Self::Bug(Bug::M65ShardWithoutOwner),
@@ -146,6 +147,7 @@ impl KnownBug {
             Self::Mutant(Mutant::M59ReportedBeforePublished) => "m59",
             Self::Mutant(Mutant::M60CopyNotMixed) => "m60",
             Self::Mutant(Mutant::M61GivenUpAtOnce) => "m61",
+            Self::Mutant(Mutant::M62HeldWithTheLastLog) => "m62",
             Self::Bug(Bug::M63StaleCandidateGathered) => "m63",
             Self::Bug(Bug::M64ShardWithTwoOwners) => "m64",
             Self::Bug(Bug::M65ShardWithoutOwner) => "m65",
@@ -298,6 +300,9 @@ impl KnownBug {
             Self::Mutant(Mutant::M57IoFaultRefuses) => {
                 "an operation of the store's files that fails at the start keeps a node from starting"
             }
+            Self::Mutant(Mutant::M62HeldWithTheLastLog) => {
+                "a run is held only once no controller's log has space"
+            }
             Self::Mutant(Mutant::M59ReportedBeforePublished) => {
                 "a step is reported before the weights it begins with are published to other islands"
             }
@@ -417,6 +422,7 @@ impl KnownBug {
             Self::Mutant(Mutant::M40RemovalForgotten)
             | Self::Mutant(Mutant::M41WorkersIgnoreBans) => &[Invariant::H11],
             Self::Mutant(Mutant::M42NeverAtTheDoor) => &[Invariant::H12],
+            Self::Mutant(Mutant::M62HeldWithTheLastLog) => &[Invariant::H14],
             // An update that is not held elsewhere is not compared either: a bit that flips is
             // sealed.
             Self::Mutant(Mutant::R3SealedBeforeHeld) => {
