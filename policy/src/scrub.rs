@@ -125,8 +125,8 @@ impl<D: DataFileAccess> Scrubber<D> {
     #[must_use]
     pub const fn new(data: D, turned: u64) -> Self {
         let items = VecDeque::new();
-        let (waiting, total, corrupt, has_pieces) = (0, 0, 0, false);
-        Self { data, items, waiting, reading: None, total, corrupt, has_pieces, turned }
+        let has_pieces = false;
+        Self { data, items, waiting: 0, reading: None, total: 0, corrupt: 0, has_pieces, turned }
     }
 
     /// How far the pass is, or the last one if none is under way.
@@ -311,7 +311,8 @@ mod tests {
         let name = PieceName { version, layer: LayerId(0), digest: Digest([7; 32]) };
         store.put(name, &[5; 100]).expect("space");
         let texts = Texts::default();
-        let (sound, rotten) = (DataName::of(b"a text"), DataName::of(b"another"));
+        let sound = DataName::of(b"a text");
+        let rotten = DataName::of(b"another");
         texts.0.borrow_mut().insert(sound.hash, b"a text".to_vec());
         texts.0.borrow_mut().insert(rotten.hash, b"anothes".to_vec());
         let mut scrubber = Scrubber::new(texts, 0);

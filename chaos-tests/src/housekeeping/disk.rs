@@ -135,9 +135,17 @@ impl MemberDisk {
         let files = SimulatedDisk::new(Path::new(ROOT));
         let faults = FileFaultInjector::default();
         let store = Some(Arc::new(open(&files, &faults).expect("nothing is there yet")));
-        let (is_filled, is_log_filled, is_stuck) = (false, false, false);
-        let (pending, aside) = (0, 0);
-        Self { files, faults, pending, store, total, is_filled, is_log_filled, is_stuck, aside }
+        Self {
+            files,
+            faults,
+            pending: 0,
+            store,
+            total,
+            is_filled: false,
+            is_log_filled: false,
+            is_stuck: false,
+            aside: 0,
+        }
     }
 
     /// The store, while it is open.

@@ -201,7 +201,8 @@ impl HousekeepingOptions {
         let mut draws = Draws::new(seed, DrawPurpose::HousekeepingLogs);
         for _ in 0..draws.below(3) {
             let at = VirtualTime(draws.below(STORM_US));
-            let (whom, for_us) = (draws.number(), draws.between(200_000, FAULT_US_MAX));
+            let whom = draws.number();
+            let for_us = draws.between(200_000, FAULT_US_MAX);
             options.faults.push((at, HousekeepingFault::LogsFill { whom, for_us }));
         }
         options.faults.sort_by_key(|(at, _)| *at);
