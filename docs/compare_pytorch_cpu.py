@@ -9,8 +9,9 @@ The models are those of `zbelastic bench train`, GPT-2 in f32 with a head of its
 beside this file writes them. A step is forward, backward, global norm, clipping at 1 and AdamW, the whole
 batch at once. PyTorch runs eagerly and compiled, with fused AdamW, each in a process of its own that waits
 while another is measured. A round measures each program once, and of each the fastest step of all rounds
-counts: what else runs on the machine makes steps slower, never faster. The table has tokens a second of
-both and their ratio.
+counts: what else runs on the machine makes steps slower, never faster. Without options that is the whole
+table: each model, with one thread and with two, held to AVX2 and with the best instructions. A row has
+tokens a second of each program, ours over each of PyTorch's, and, as the ratio, over its faster one.
 
 With `--isa avx2` both are held to AVX2: ZBELASTIC_CPU=avx2 here, ATEN_CPU_CAPABILITY=avx2,
 MKL_ENABLE_INSTRUCTIONS=AVX2 and ONEDNN_MAX_CPU_ISA=AVX2 there, which is how the column of AVX2 is
@@ -162,7 +163,7 @@ def compare(args, name, threads, isa):
     row["ratio"] = row["ours"] / max(row[mode] for mode in modes)
     for other in others.values():
         other.end()
-    rates = " ".join(f"{mode} {row[mode]:>7.0f}" for mode in modes)
+    rates = " ".join(f"{mode} {row[mode]:>7.0f} ({row['ours'] / row[mode]:.2f})" for mode in modes)
     print(f"{name} {row['instructions']:<8} {threads} thread{'s' if threads > 1 else ' '}  zbelastic {row['ours']:>7.0f}  "
           f"{rates}  ratio {row['ratio']:.2f}  {100 * row['peak_share']:.0f} % of peak  ({row['torch']})", flush=True)
     return row
