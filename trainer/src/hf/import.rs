@@ -1,7 +1,7 @@
 //! Weights of others: which tensor of which file goes where, each read once.
 //!
-//! Files are read piece by piece, tensors side by side on several threads in the order in which they
-//! lie, into the layers' floats. Beside these a few megabytes a thread are in memory. Nothing of a
+//! Files are read piece by piece, tensors and runs of large ones side by side on several threads in the
+//! order in which they lie, into the layers' floats. Beside these a few megabytes a thread are in memory. Nothing of a
 //! file is passed over: a tensor that is no parameter of the model has to be a buffer that is known
 //! as one.
 
@@ -27,6 +27,9 @@ const TILE_COLUMNS: usize = 64;
 /// Elements of a tensor that are put into their place at once: rows of ours get so many neighbours
 /// then that few pages of memory are visited twice.
 const PLACED_AT_ONCE: usize = 1 << 18;
+/// Elements of a tensor that lies as ours does which are one thread's task: an embedding may be a third of
+/// a model, and the last tensor of its file.
+const RUN_ELEMENTS: usize = 1 << 18;
 
 /// A file of weights, with the name that errors call it.
 pub struct WeightFile<'a> {
@@ -132,17 +135,30 @@ pub(super) fn read_all<L: AsMut<[f32]>>(
     layers: &mut [L],
     host: &HostThreads,
 ) -> Result<(), ImportError> {
-    let mut outcomes: Vec<Result<(), ImportError>> = placed.iter().map(|_| Ok(())).collect();
-    let parts = parts_of(placed, layers).into_iter();
-    let reads = placed.iter().zip(parts).zip(&mut outcomes).collect();
-    host.for_each(reads, |((placed, mut parts), outcome): TensorRead<'_, '_>| {
-        *outcome = placed.read(&files[placed.file], &mut parts);
+    let parts = parts_of(placed, layers);
+    let reads: Vec<TensorRead<'_, '_>> =
+        placed.iter().zip(parts).flat_map(|(placed, parts)| placed.reads(parts)).collect();
+    let mut outcomes: Vec<Result<(), ImportError>> = reads.iter().map(|_| Ok(())).collect();
+    let reads = reads.into_iter().zip(&mut outcomes).collect();
+    host.for_each(reads, |(read, outcome): (TensorRead<'_, '_>, &mut _)| {
+        *outcome = read.run(files);
     });
     outcomes.into_iter().collect()
 }
 
-/// A tensor, the floats of each of its parts, and what becomes of it.
-type TensorRead<'p, 'l> = ((&'p PlacedTensor, Vec<&'l mut [f32]>), &'p mut Result<(), ImportError>);
+/// What one thread reads of a tensor.
+struct TensorRead<'p, 'l> {
+    placed: &'p PlacedTensor,
+    to: ReadTarget<'l>,
+}
+
+/// Where elements of a tensor go.
+enum ReadTarget<'l> {
+    /// Those from number `first` on, which lie as in the file in each part: in one, or in those of a tied head too.
+    Run { first: usize, parts: Vec<&'l mut [f32]> },
+    /// All of them, into the floats of each part.
+    Parts(Vec<&'l mut [f32]>),
+}
 
 /// The floats of the parts of each tensor, which share none.
 fn parts_of<'l, L: AsMut<[f32]>>(
@@ -252,15 +268,30 @@ impl PlacedTensor {
         (self.file, self.stored.start)
     }
 
-    /// Reads the tensor into the floats of its parts.
-    fn read(&self, file: &WeightFile<'_>, parts: &mut [&mut [f32]]) -> Result<(), ImportError> {
-        let mut reader = TensorReader::new(file.bytes, &file.name, &self.stored)?;
-        if let [part] = &self.tensor.parts[..]
-            && !part.is_transposed
-            && part.range.len() == self.tensor.len()
-        {
-            return reader.read(0, parts[0]);
+    /// The tasks of reading it into the floats of its parts, in the order of its elements.
+    fn reads<'l>(&self, parts: Vec<&'l mut [f32]>) -> Vec<TensorRead<'_, 'l>> {
+        let read = |to| TensorRead { placed: self, to };
+        let len = self.tensor.len();
+        let is_whole = |part: &TensorPart| !part.is_transposed && part.range.len() == len;
+        if !self.tensor.parts.iter().all(is_whole) {
+            return vec![read(ReadTarget::Parts(parts))];
         }
+        let starts = (0..len).step_by(RUN_ELEMENTS);
+        let mut parts: Vec<_> =
+            parts.into_iter().map(|part| part.chunks_mut(RUN_ELEMENTS)).collect();
+        let runs = starts.map(|first| {
+            let parts = parts.iter_mut().map(|part| part.next().expect("each has all elements"));
+            read(ReadTarget::Run { first, parts: parts.collect() })
+        });
+        runs.collect()
+    }
+
+    /// Reads rows one after the other, each of which may have elements of several parts.
+    fn read_parts(
+        &self,
+        reader: &mut TensorReader<'_>,
+        parts: &mut [&mut [f32]],
+    ) -> Result<(), ImportError> {
         let (rows, width) = self.tensor.rows_and_width();
         let step = (PLACED_AT_ONCE / width.max(1)).clamp(1, rows.max(1));
         let mut elements = vec![0.0; step * width];
@@ -272,6 +303,22 @@ impl PlacedTensor {
             }
         }
         Ok(())
+    }
+}
+
+impl TensorRead<'_, '_> {
+    fn run(self, files: &[WeightFile<'_>]) -> Result<(), ImportError> {
+        let file = &files[self.placed.file];
+        let mut reader = TensorReader::new(file.bytes, &file.name, &self.placed.stored)?;
+        match self.to {
+            ReadTarget::Run { first, mut parts } => {
+                let Some((floats, copies)) = parts.split_first_mut() else { return Ok(()) };
+                reader.read(first, floats)?;
+                copies.iter_mut().for_each(|copy| copy.copy_from_slice(floats));
+                Ok(())
+            }
+            ReadTarget::Parts(mut parts) => self.placed.read_parts(&mut reader, &mut parts),
+        }
     }
 }
 

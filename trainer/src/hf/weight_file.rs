@@ -13,8 +13,9 @@ use super::weight_type::WeightType;
 const HEADER_BYTES_MAX: u64 = 100_000_000;
 /// Bytes of the header's length.
 const LENGTH_BYTES: u64 = 8;
-/// Elements that are read at once: as many as a core's cache holds until they are in their place.
-pub(super) const READ_AT_ONCE: usize = 1 << 17;
+/// Elements that are read at once: as many as a core's cache holds, beside the bytes that they come from, until
+/// they are in their place.
+pub(super) const READ_AT_ONCE: usize = 1 << 15;
 
 /// The bytes of a file, wherever they are. Several threads read them at once.
 pub trait WeightBytes: Sync {
@@ -182,8 +183,8 @@ impl<'a> TensorReader<'a> {
 const EXPONENT: u32 = 0x7f80_0000;
 
 fn has_nonfinite(floats: &[f32]) -> bool {
-    let bits = floats.iter().map(|x| x.to_bits() & EXPONENT);
-    bits.fold(0, u32::max) == EXPONENT
+    // All are looked at, whatever was found, so that several are compared at once.
+    floats.iter().fold(false, |any, x| any | (x.to_bits() & EXPONENT == EXPONENT))
 }
 
 /// Every half is a float exactly; without a branch, so that several are converted at once.

@@ -296,6 +296,70 @@ fn any_number_of_threads_reads_the_same_and_reports_the_first_fault() {
     }
 }
 
+/// Sizes around those of a tile, matrices of which several lie side by side in the file, and rows that come a few
+/// at a time.
+#[test]
+fn tiles_give_what_single_elements_do() {
+    let sizes = [1, 2, 3, 15, 16, 17, 33, 63, 64, 65, 130];
+    for (own_rows, columns) in sizes.iter().flat_map(|rows| sizes.map(|columns| (*rows, columns))) {
+        for (first, behind) in [(0, 0), (3, 0), (17, 5)] {
+            let width = first + own_rows + behind;
+            // No two are equal, and none is zero.
+            let from: Vec<f32> = (1..=columns * width).map(|x| x as f32).collect();
+            let part = TensorPart {
+                layer: 0,
+                range: 0..own_rows * columns,
+                shape: [own_rows, columns],
+                is_transposed: true,
+                first_row: first,
+                is_shared: false,
+            };
+            let expected: Vec<f32> =
+                { (0..own_rows).flat_map(|row| (0..columns).map(move |at| (row, at))) }
+                    .map(|(row, column)| from[column * width + first + row])
+                    .collect();
+            for step in [1, 7, 64, columns] {
+                let mut found = vec![0.0; expected.len()];
+                for start in (0..columns).step_by(step) {
+                    let taken = start..columns.min(start + step);
+                    part.put(&taken, width, &from[start * width..], &mut found);
+                }
+                assert!(found == expected, "{own_rows} x {columns} from {first}, {step} at once");
+            }
+        }
+    }
+}
+
+/// An embedding that several threads read, run by run.
+#[test]
+fn runs_of_a_tensor_are_read_side_by_side_and_the_first_fault_is_reported() {
+    let vocabulary = (2 * RUN_ELEMENTS / 6 + 5) as u32;
+    for (family, tied) in [(Family::Gpt2, true), (Family::Llama, false)] {
+        let model = ModelConfig { vocabulary, tied, blocks: 1, ..model(family) };
+        let layers = distinct_weights(&model);
+        let whole = file(&model, &layers);
+        let mut damaged = layers.clone();
+        for index in [2 * RUN_ELEMENTS + 1, RUN_ELEMENTS + 3, RUN_ELEMENTS + 4] {
+            damaged[0][index] = f32::INFINITY;
+        }
+        let damaged = file(&model, &damaged);
+        for threads in 1..=3 {
+            let host = HostThreads::new(threads).expect("threads");
+            let read = |bytes: &[u8]| {
+                let file = WeightFile { name: "it".to_owned(), bytes: &bytes };
+                import_files(&model, &[file], None, &host)
+            };
+            assert!(read(&whole).expect("it is whole") == layers, "{family:?}, {threads} threads");
+            let fault = read(&damaged).expect_err("it is damaged");
+            let is_first = |index: usize| index == RUN_ELEMENTS + 3;
+            assert!(
+                matches!(&fault, ImportError::NotFinite { index, .. } if is_first(*index)),
+                "{fault}"
+            );
+        }
+    }
+}
+
 #[test]
 fn tensors_may_lie_in_several_files_each_where_the_index_says() {
     let model = featured(AttentionBias::Qkv, false, false);
