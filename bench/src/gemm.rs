@@ -14,7 +14,7 @@ use zbelastic_wording::{CommandError, CommandFailure};
 
 use super::case::{BatchSplit, BenchCase};
 use super::out_of_resource;
-use super::peak::{self, PeakRates};
+use super::peak::{self, CorePeakRates};
 use crate::args::{BenchArgs, BenchConfig};
 
 /// What the probe of the peak finds beside a loop in assembly.
@@ -72,7 +72,7 @@ pub fn run(args: &BenchArgs, out: &mut dyn Write) -> Result<(), CommandError> {
 
 fn write_peak(
     (set, factors): (InstructionSet, &'static str),
-    PeakRates { probe, assembly }: PeakRates,
+    CorePeakRates { probe, assembly }: CorePeakRates,
     is_json: bool,
     out: &mut dyn Write,
 ) -> std::io::Result<()> {

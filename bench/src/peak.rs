@@ -20,7 +20,7 @@ const RUNS: usize = 10;
 
 /// The best rates of both, in floating-point operations a second.
 #[derive(Clone, Copy, Debug)]
-pub struct PeakRates {
+pub struct CorePeakRates {
     /// By [`peak_flop_per_s`].
     pub probe: f64,
     /// By the loop of this file.
@@ -29,10 +29,10 @@ pub struct PeakRates {
 
 /// Measures both in turns on one thread. `None` for an instruction set that has no loop here:
 /// portable code is what a compiler makes of it, so there is no second way to write it.
-pub fn measure(cpu: &CpuBackend) -> Option<PeakRates> {
+pub fn measure(cpu: &CpuBackend) -> Option<CorePeakRates> {
     let AssemblyLoop { run, factors } = assembly_loop(cpu)?;
     let flop = 2.0 * ROUNDS as f64 * (CHAINS * factors) as f64;
-    let mut best = PeakRates { probe: 0.0, assembly: 0.0 };
+    let mut best = CorePeakRates { probe: 0.0, assembly: 0.0 };
     for _ in 0..RUNS {
         let began = Instant::now();
         // SAFETY: a backend has only instruction sets that the processor has.

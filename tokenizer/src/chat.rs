@@ -7,7 +7,7 @@ mod mask;
 mod python;
 mod template;
 
-pub use conversation::{Conversation, ConversationError, Role};
+pub use conversation::{Conversation, ConversationError, MessageRole};
 pub use date::{DateError, TemplateDate};
 pub use template::{ChatError, TemplateOptions};
 

@@ -28,7 +28,7 @@ pub mod train;
 pub use backend::DecodeError;
 pub use byte_level::SplitPattern;
 pub use chat::{
-    ChatError, ChatTokens, Conversation, ConversationError, DateError, Role, TemplateDate,
+    ChatError, ChatTokens, Conversation, ConversationError, DateError, MessageRole, TemplateDate,
     TemplateOptions,
 };
 pub use decode_stream::DecodeStream;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use zbelastic_tokenizer::Role::{Assistant, System, User};
+use zbelastic_tokenizer::MessageRole::{Assistant, System, User};
 use zbelastic_tokenizer::{
     ChatError, Conversation, ConversationError, TemplateOptions, Tokenizer, TokenizerFiles,
 };

@@ -1,10 +1,10 @@
-//! Names of types, and what else the house counts of its language: each type name once a package, no private
-//! words in types, and the figures that docs/hacking.md shows.
+//! Names of types, and what else the house counts of its language: each type name once a package and once in the
+//! glossary, no private words in types, and the figures that docs/hacking.md shows.
 
 use std::collections::BTreeMap;
 
 use super::members::members;
-use super::{SourceFile, code};
+use super::{SourceFile, code, nothing, read, root};
 
 /// Names that may be there more than once in a package, because the module says whose they are.
 const SHARED_NAMES: [&str; 4] = ["Args", "Error", "Event", "Output"];
@@ -122,6 +122,17 @@ fn stop_words(sources: &[SourceFile]) -> Vec<String> {
     wrong.map(|found| format!("{}:{}: {}", found.path, found.line, found.name)).collect()
 }
 
+/// Names of code that a glossary has an entry for more than once: each is bold there and nowhere else.
+fn defined_twice(glossary: &SourceFile) -> Vec<String> {
+    let mut lines: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+    for (number, line) in (1..).zip(glossary.text.lines()) {
+        let names = line.split("**`").skip(1).filter_map(|rest| rest.split_once("`**"));
+        names.for_each(|(name, _)| lines.entry(name).or_default().push(number));
+    }
+    let twice = lines.into_iter().filter(|(_, lines)| lines.len() > 1);
+    twice.map(|(name, lines)| format!("{}: {name} in lines {lines:?}", glossary.path)).collect()
+}
+
 /// Words of comments, and those of them that are vague.
 fn comment_words(sources: &[&SourceFile]) -> (usize, usize) {
     let lines = sources.iter().flat_map(|file| production(file).lines());
@@ -141,6 +152,18 @@ fn is_tuple_let(line: &str) -> bool {
 #[test]
 fn a_type_name_is_there_once_in_a_package() {
     assert_eq!(names_twice_in_a_package(&code("src")), Vec::<String>::new());
+}
+
+#[test]
+fn the_glossary_has_one_entry_for_a_name() {
+    nothing(&defined_twice(&read(&root().join("docs/glossary.md"))));
+}
+
+#[test]
+fn names_with_two_entries_are_found() {
+    let text = "- **`Plan`**: it. **`Gate`**, **`Lane`**: both.\n- **Plan**, `Gate`: words.\n- **`Lane`**: another.\n";
+    let glossary = SourceFile { path: "docs/glossary.md".to_owned(), text: text.to_owned() };
+    assert_eq!(defined_twice(&glossary), ["docs/glossary.md: Lane in lines [1, 3]"]);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use super::python::as_python;
 
 /// The author of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
+pub enum MessageRole {
     /// Instructions that hold for the whole conversation.
     System,
     /// The same, as some templates name it.
@@ -27,17 +27,17 @@ pub enum Role {
     Ipython,
 }
 
-const ROLES: [(Role, &str); 7] = [
-    (Role::System, "system"),
-    (Role::Developer, "developer"),
-    (Role::User, "user"),
-    (Role::Assistant, "assistant"),
-    (Role::Tool, "tool"),
-    (Role::Function, "function"),
-    (Role::Ipython, "ipython"),
+const ROLES: [(MessageRole, &str); 7] = [
+    (MessageRole::System, "system"),
+    (MessageRole::Developer, "developer"),
+    (MessageRole::User, "user"),
+    (MessageRole::Assistant, "assistant"),
+    (MessageRole::Tool, "tool"),
+    (MessageRole::Function, "function"),
+    (MessageRole::Ipython, "ipython"),
 ];
 
-impl Role {
+impl MessageRole {
     /// The role's name in data and templates.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -53,7 +53,7 @@ impl Role {
 /// Messages in order, and the tools that the assistant may call.
 #[derive(Clone, Debug)]
 pub struct Conversation {
-    roles: Vec<Role>,
+    roles: Vec<MessageRole>,
     /// The messages with all their keys, as a template receives them.
     messages: Vec<Value>,
     tools: Option<Value>,
@@ -152,13 +152,13 @@ fn malformed(cause: &serde_json::Error) -> ConversationError {
     ConversationError::Malformed { column, cause }
 }
 
-fn role_of(index: usize, message: &Value) -> Result<Role, ConversationError> {
+fn role_of(index: usize, message: &Value) -> Result<MessageRole, ConversationError> {
     let has = |key: &str| {
         message.get_attr(key).is_ok_and(|value| !value.is_undefined() && !value.is_none())
     };
     let role = message.get_attr("role").ok().and_then(|role| role.as_str().map(str::to_owned));
     let name = role.ok_or(ConversationError::NoRole { message: index })?;
-    let role = Role::of_name(&name);
+    let role = MessageRole::of_name(&name);
     let role = role.ok_or(ConversationError::UnknownRole { message: index, found: name })?;
     if has("content") || has("tool_calls") {
         Ok(role)
@@ -170,8 +170,8 @@ fn role_of(index: usize, message: &Value) -> Result<Role, ConversationError> {
 impl Conversation {
     /// Messages of text.
     #[must_use]
-    pub fn new<'a>(messages: impl IntoIterator<Item = (Role, &'a str)>) -> Self {
-        let message = |(role, content): (Role, &str)| {
+    pub fn new<'a>(messages: impl IntoIterator<Item = (MessageRole, &'a str)>) -> Self {
+        let message = |(role, content): (MessageRole, &str)| {
             let keys = [("role", Value::from(role.name())), ("content", Value::from(content))];
             (role, Value::from_pairs(keys))
         };
@@ -232,7 +232,7 @@ impl Conversation {
 
     /// The authors of the messages.
     #[must_use]
-    pub fn roles(&self) -> &[Role] {
+    pub fn roles(&self) -> &[MessageRole] {
         &self.roles
     }
 

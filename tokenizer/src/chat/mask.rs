@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::template::{ChatError, ChatTemplate, TemplateOptions};
-use super::{Conversation, Role};
+use super::{Conversation, MessageRole};
 
 /// Tokens that end a turn in well-known templates.
 pub(super) const END_OF_TURN: [&str; 6] =
@@ -34,7 +34,7 @@ pub(super) fn answers(
     let text = whole.text;
     let mut answers = Vec::new();
     let roles = conversation.roles().iter().enumerate();
-    for (message, _) in roles.filter(|(_, role)| **role == Role::Assistant) {
+    for (message, _) in roles.filter(|(_, role)| **role == MessageRole::Assistant) {
         let prompt = render(message, &prompt_options)?.text;
         let turn = render(message + 1, options)?.text;
         if !text.starts_with(&turn) || !turn.starts_with(&prompt) {

@@ -2,7 +2,7 @@
 
 use zbelastic_tokenizer::train::{TrainRequest, train};
 use zbelastic_tokenizer::{
-    Conversation, Role, SpecialTokens, TemplateOptions, Tokenizer, TokenizerFiles,
+    Conversation, MessageRole, SpecialTokens, TemplateOptions, Tokenizer, TokenizerFiles,
 };
 
 use crate::DecodeOutcome;
@@ -37,7 +37,11 @@ pub fn tokenizers(bytes: &[u8]) -> DecodeOutcome {
 }
 
 fn chat() -> Conversation {
-    Conversation::new([(Role::System, "s"), (Role::User, "one?"), (Role::Assistant, "\ntwo ")])
+    Conversation::new([
+        (MessageRole::System, "s"),
+        (MessageRole::User, "one?"),
+        (MessageRole::Assistant, "\ntwo "),
+    ])
 }
 
 /// A chat template: each id of what it renders is predicted or not.

@@ -1,5 +1,5 @@
 use super::*;
-use crate::Role::{Assistant, System, User};
+use crate::MessageRole::{Assistant, System, User};
 
 fn compile(source: &str) -> ChatTemplate {
     let tokens = [("bos_token", "<s>".to_owned())];
