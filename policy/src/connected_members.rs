@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 
+use zbelastic_consensus::core::{CommandOutcome, CoreRefusal, OperatorCommand};
 use zbelastic_transport::TransportPath;
 use zbelastic_types::{Bytes, NodeId};
 
@@ -61,7 +62,19 @@ impl ConnectedMembers {
         self.change(node, |member| member.resident = Some(memory));
     }
 
-    /// A worker reported why it drains, or an operator has it drained.
+    /// A controller answered an operator's command, of which one that drains a node is the cause of that
+    /// unless it was refused.
+    pub fn note_command(
+        &mut self,
+        command: &OperatorCommand,
+        answer: &Result<CommandOutcome, CoreRefusal>,
+    ) {
+        if let (OperatorCommand::Drain(node), Ok(_)) = (command, answer) {
+            self.note_drain(*node, DrainCause::Command);
+        }
+    }
+
+    /// A worker reported why it drains.
     pub fn note_drain(&mut self, node: NodeId, cause: DrainCause) {
         self.change(node, |member| member.drain_cause = Some(cause));
     }
@@ -129,5 +142,18 @@ mod tests {
         assert_eq!(members.take_drain_reason(node), None, "the next time is another");
         members.note_down(node);
         assert_eq!(found(&members), (None, None, None));
+    }
+
+    #[test]
+    fn a_command_is_the_cause_of_a_drain_if_it_was_accepted() {
+        let node = NodeId(4);
+        let mut members = ConnectedMembers::default();
+        members.note_up(node, TransportPath::Quic);
+        let drain = OperatorCommand::Drain(node);
+        members.note_command(&drain, &Err(CoreRefusal::Draining { node }));
+        members.note_command(&OperatorCommand::Remove(node), &Ok(CommandOutcome::Noted));
+        assert_eq!(members.take_drain_reason(node), None);
+        members.note_command(&drain, &Ok(CommandOutcome::Noted));
+        assert_eq!(members.take_drain_reason(node), Some(DrainCause::Command.to_string()));
     }
 }

@@ -8,7 +8,6 @@ use zbelastic_consensus::job::{JobChange, JobSpec};
 use zbelastic_consensus::state::{EntryRefusal, State};
 use zbelastic_identity::{PeerIdentity, SpkiPin, UnixSeconds};
 use zbelastic_policy::authority::RotationRequest;
-use zbelastic_policy::drain_cause::DrainCause;
 use zbelastic_transport::RequestReply;
 use zbelastic_types::{Digest, NodeId, RunId, Step};
 use zbelastic_wire::{self as wire, NodeAnswer, NodeMessage, NodeRequest};
@@ -214,7 +213,6 @@ impl ControllerNode {
                 revoke_token(id, with_nodes, self.ports.state().access())
             }
             ApiRequest::NodeDrain { node } => {
-                self.links.connected.note_drain(node, DrainCause::Command);
                 let what = format!("node {node} is to drain");
                 let summary = ChangeSummary { what, nodes: vec![node] };
                 RequestOutcome::Command(OperatorCommand::Drain(node), CommandAnswer::Done(summary))
@@ -352,7 +350,9 @@ impl ControllerNode {
         if let Err(refusal) = self.commands.check_space() {
             return refuse(reply, ApiRefusal::OutOfResource { what: refusal.to_string() });
         }
-        let answer = match self.ports.propose(command) {
+        let outcome = self.ports.propose(command.clone());
+        self.links.connected.note_command(&command, &outcome);
+        let answer = match outcome {
             Ok(CommandOutcome::Proposed { index, term }) => {
                 return self.commands.insert((index, term), (reply, answer));
             }
