@@ -8,6 +8,7 @@
 //! Numbers of a status are not computed again: a page receives the status as `status --json` prints
 //! it, and beside it the few figures that a status does not have ([`HeadFigures`]).
 
+mod causes;
 mod dashboard;
 mod head;
 mod lanes;
@@ -18,6 +19,7 @@ mod spans;
 mod step_history;
 pub mod tensorboard;
 
+pub use causes::causes_beside_plan;
 pub use dashboard::{Dashboard, Observation};
 pub use head::{HeadFigures, RunCosts};
 pub use lanes::LANE_STEPS_KEPT;

@@ -21,6 +21,7 @@ use zbelastic_trainer::plan::model_flop_per_token;
 use zbelastic_trainer::sample::{Sampler, SamplingConfig};
 use zbelastic_trainer::stage::Injection;
 use zbelastic_types::{Bytes, StageIndex};
+use zbelastic_view::causes_beside_plan;
 use zbelastic_wording::figures::{duration_text, grouped, three_digits, tokens_per_s};
 use zbelastic_wording::{CommandError, CommandFailure, FailureCode};
 
@@ -253,20 +254,10 @@ fn print_notes(notes: &[String], out: &mut dyn Write) -> io::Result<()> {
 
 /// Where the time of a step went, each cause beside its planned share.
 fn causes_line(causes: &StepTimeBreakdown) -> String {
-    let StepTimeBreakdown {
-        planned_ms,
-        computation_ms,
-        messages_ms,
-        verdicts_ms,
-        rest_ms,
-        between_ms,
-    } = causes;
-    format!(
-        "time    {:.1} ms a step: {planned_ms:.1} as planned, {computation_ms:+.1} computation, \
-         {messages_ms:+.1} messages, {verdicts_ms:+.1} verdicts, {rest_ms:+.1} the rest, \
-         {between_ms:+.1} between steps",
-        causes.total_ms()
-    )
+    let beside = causes_beside_plan(causes).map(|(name, ms)| format!(", {ms:+.1} {name}"));
+    let StepTimeBreakdown { planned_ms, .. } = causes;
+    let total_ms = causes.total_ms();
+    format!("time    {total_ms:.1} ms a step: {planned_ms:.1} as planned{}", beside.concat())
 }
 
 fn done_event(prepared: &PreparedRun, finished: &FinishedRun, folder: &Path) -> DoneEvent {

@@ -111,7 +111,7 @@ fn the_end_says_what_came_of_it() {
     assert_eq!(is_explained, !run.json("run.json")["causes"].is_null(), "{lines:#?}");
     if is_explained {
         let expected = "time    # ms a step: # as planned, # computation, # messages, # verdicts, \
-                        # the rest, # between steps";
+                        # rest, # between steps";
         assert_eq!(shape(&lines.remove(end + 2)).replace(['+', '-'], ""), expected);
     }
     let [before, steps, loss, digest, files, sample, after] = &lines[end - 1..end + 6] else {

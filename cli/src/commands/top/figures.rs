@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use zbelastic_api::{CheckpointStatus, JobStatus, StatusReport, StepTimeBreakdown};
-use zbelastic_view::{Dashboard, HeadFigures};
+use zbelastic_view::{Dashboard, HeadFigures, causes_beside_plan};
 use zbelastic_wording::figures::{duration_text, grouped};
 
 fn number(number: Option<f64>, digits: usize) -> String {
@@ -70,24 +70,9 @@ fn checkpoint_figure(checkpoint: &CheckpointStatus, now_ms: u64) -> String {
 }
 
 fn cause_figures(causes: &StepTimeBreakdown) -> Vec<String> {
-    let StepTimeBreakdown {
-        planned_ms,
-        computation_ms,
-        messages_ms,
-        verdicts_ms,
-        rest_ms,
-        between_ms,
-    } = causes;
-    let mut figures = vec![format!("planned {planned_ms:.1} ms")];
-    let more = [
-        ("computation", computation_ms),
-        ("messages", messages_ms),
-        ("verdicts", verdicts_ms),
-        ("rest", rest_ms),
-        ("between steps", between_ms),
-    ];
-    figures.extend(more.map(|(name, ms)| format!("{name} {ms:+.1}")));
-    figures
+    let planned = format!("planned {:.1} ms", causes.planned_ms);
+    let beside = causes_beside_plan(causes).map(|(name, ms)| format!("{name} {ms:+.1}"));
+    [planned].into_iter().chain(beside).collect()
 }
 
 /// The entries of a controller's log that are missing, in words.
