@@ -5,15 +5,12 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use zbelastic_policy::WorkCounter;
 use zbelastic_trainer::hf::WeightBytes;
 
 /// An open file of weights. It stays readable if its name is removed.
 pub struct DiskWeights {
     file: File,
     length: u64,
-    /// Counts bytes that were read.
-    progress: WorkCounter,
 }
 
 impl DiskWeights {
@@ -24,13 +21,7 @@ impl DiskWeights {
     pub fn open(path: &Path) -> io::Result<Self> {
         let file = File::open(path)?;
         let length = file.metadata()?.len();
-        Ok(Self { file, length, progress: WorkCounter::default() })
-    }
-
-    /// The same, with bytes that are read from it counted as progress.
-    #[must_use]
-    pub fn counted(self, progress: WorkCounter) -> Self {
-        Self { progress, ..self }
+        Ok(Self { file, length })
     }
 }
 
@@ -40,8 +31,6 @@ impl WeightBytes for DiskWeights {
     }
 
     fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        self.file.read_exact_at(into, offset)?;
-        self.progress.add(into.len() as u64);
-        Ok(())
+        self.file.read_exact_at(into, offset)
     }
 }

@@ -8,6 +8,7 @@ pub mod device;
 pub mod device_links;
 mod device_selector;
 mod disk_weights;
+mod kept_weights;
 pub mod layer_snapshot;
 pub mod machine_id;
 pub mod name_resolver;
@@ -18,6 +19,7 @@ pub mod unused_data;
 
 pub use device_selector::{DeviceError, DeviceList, DeviceSelector};
 pub use disk_weights::DiskWeights;
+pub use kept_weights::KeptWeights;
 
 use std::fs;
 use std::hint::black_box;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use zbelastic_data::cursor::CursorError;
 use zbelastic_data::store::StoreError;
 use zbelastic_data::training_data::TrainingData;
-use zbelastic_machine::DiskWeights;
+use zbelastic_machine::KeptWeights;
 use zbelastic_machine::data_fetch::{DataFetchError, DataKeys, WantedData};
 use zbelastic_trainer::data::CorpusError;
 use zbelastic_trainer::hf::{ImportError, StoredWeights, WeightBytes};
@@ -156,8 +156,7 @@ async fn fetch_weights(
         Err(error) => return Err(error.into()),
     };
     let (path, progress) = (route.checkpoint_thread.data_path(name.hash), route.progress.clone());
-    let open =
-        move || Ok(DiskWeights::open(&path).map_err(DataFetchError::from)?.counted(progress));
+    let open = move || Ok(KeptWeights::open(&path, name, progress).map_err(DataFetchError::from)?);
     Ok((Box::new(beside(open).await?), damaged_copies(name, nodes)))
 }
 
