@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::io::{self, Read, Seek};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use zbelastic_policy::WorkCounter;
 use zbelastic_policy::data::DataName;
@@ -68,6 +69,19 @@ pub fn hash_chunks(mut file: &File, progress: &WorkCounter) -> io::Result<ChunkH
             }
         }
     }
+}
+
+/// Whether a file as long as that data is there. A run is about to begin with it, or has: it counts as
+/// new for the collection that removes files that no run refers to.
+#[must_use]
+pub fn is_there(path: &Path, name: DataName) -> bool {
+    let is_there = fs::metadata(path).is_ok_and(|found| found.len() == name.length);
+    if is_there {
+        // If that fails, the file is as old as it was.
+        let file = File::options().append(true).open(path);
+        let _ = file.and_then(|file| file.set_modified(SystemTime::now()));
+    }
+    is_there
 }
 
 /// Whether a file is that data. The hashes of its chunks are kept then.

@@ -1,5 +1,6 @@
 //! Fetches of texts, weights and shards that are under way on this node: one of a name at a time,
-//! however often members request it. Each reads and hashes the whole copy, or writes a new one.
+//! however often members request it. Each reads and hashes the whole copy, or writes a new one; what came
+//! of it says whether the copy here is one to begin a run with.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,15 +8,21 @@ use zbelastic_types::NodeId;
 
 use crate::data::DataName;
 
+/// Bytes of copies that a run waits for until they are compared, at most: a slow disk reads them while
+/// the client waits for its answer. Others are compared by the workers, chunk by chunk, and by scrubs.
+const COMPARED_BYTES_MAX: u64 = 1 << 30;
+/// Copies that are compared side by side for a run, at most: each has a thread.
+const COMPARED_COPIES_MAX: usize = 32;
+
 /// The fetches under way. Names are those of runs, or were passed on by a controller, which bounds
 /// them.
 #[derive(Debug, Default)]
 pub struct DataFetches {
     /// Members that were named as holders of such data since its fetch began.
     under_way: BTreeMap<DataName, BTreeSet<NodeId>>,
-    /// Data of which a chunk was sound on no node when it was last fetched: a file of the right length
-    /// counts for nothing until it is fetched or uploaded whole.
-    unsound: BTreeSet<DataName>,
+    /// Data whose copy was compared with its name since the node's start, and whether it is sound since
+    /// then: a file of the right length that is not counts for nothing until it is fetched or uploaded.
+    compared: BTreeMap<DataName, bool>,
 }
 
 impl DataFetches {
@@ -33,27 +40,39 @@ impl DataFetches {
     /// A fetch ended. If it failed, yields the holders that were named meanwhile, if there are any: it
     /// is to be fetched from them.
     pub fn end(&mut self, name: DataName, is_kept: bool) -> Option<Vec<NodeId>> {
-        if is_kept {
-            self.unsound.remove(&name);
-        }
+        self.compared.insert(name, is_kept);
         let named = self.under_way.remove(&name)?;
         (!is_kept && !named.is_empty()).then(|| named.into_iter().collect())
     }
 
-    /// A chunk of it is sound on no node, this one among them.
-    pub fn note_unsound(&mut self, name: DataName) {
-        self.unsound.insert(name);
-    }
-
     /// All of it was uploaded to this node.
     pub fn note_uploaded(&mut self, name: DataName) {
-        self.unsound.remove(&name);
+        self.compared.insert(name, true);
+    }
+
+    /// Whether a fetch is under way.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        !self.under_way.is_empty()
+    }
+
+    /// Of data whose files are here those that were not compared with their names since the node's start,
+    /// as many as a run waits for.
+    #[must_use]
+    pub fn uncompared(&self, here: &[DataName]) -> Vec<DataName> {
+        let mut bytes = 0_u64;
+        let new = here.iter().filter(|name| !self.compared.contains_key(name)).copied();
+        let fits = |name: &DataName| {
+            bytes = bytes.saturating_add(name.length);
+            bytes <= COMPARED_BYTES_MAX
+        };
+        new.take_while(fits).take(COMPARED_COPIES_MAX).collect()
     }
 
     /// Whether it is to be uploaded again, whatever lies here under its name.
     #[must_use]
     pub fn is_unsound(&self, name: DataName) -> bool {
-        self.unsound.contains(&name)
+        self.compared.get(&name) == Some(&false)
     }
 }
 
@@ -79,7 +98,6 @@ mod tests {
         let failed = |fetches: &mut DataFetches| {
             fetches.begin(name, &[]);
             fetches.end(name, false);
-            fetches.note_unsound(name);
             assert!(fetches.is_unsound(name) && !fetches.is_unsound(DataName::of(b"weights")));
         };
         failed(&mut fetches);
@@ -89,6 +107,27 @@ mod tests {
         fetches.begin(name, &[NodeId(1)]);
         fetches.end(name, true);
         assert!(!fetches.is_unsound(name), "a node that came back had it");
+    }
+
+    #[test]
+    fn a_run_waits_for_copies_that_were_not_compared_since_the_start_and_fit_in_its_time() {
+        let name =
+            |byte: u8, length| DataName { hash: zbelastic_types::Digest([byte; 32]), length };
+        let here = [name(1, 9), name(2, COMPARED_BYTES_MAX), name(3, 9)];
+        let mut fetches = DataFetches::default();
+        assert_eq!(fetches.uncompared(&here), here[..1], "the second needs too long");
+        assert!(fetches.begin(here[0], &[]) && fetches.is_busy());
+        fetches.end(here[0], true);
+        assert!(!fetches.is_busy() && !fetches.is_unsound(here[0]));
+        assert_eq!(fetches.uncompared(&here), here[1..2]);
+        fetches.note_uploaded(here[1]);
+        assert_eq!(fetches.uncompared(&here), here[2..]);
+        fetches.begin(here[2], &[]);
+        fetches.end(here[2], false);
+        assert_eq!(fetches.uncompared(&here), [], "it was compared, and is not sound");
+        assert!(fetches.is_unsound(here[2]));
+        let many: Vec<_> = (0..=COMPARED_COPIES_MAX as u64).map(|bytes| name(4, bytes)).collect();
+        assert_eq!(fetches.uncompared(&many), many[..COMPARED_COPIES_MAX]);
     }
 
     #[test]

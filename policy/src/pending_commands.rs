@@ -1,15 +1,16 @@
-//! Commands of clients that wait at a controller: for a leader, and then for the entry that was
-//! proposed for each of them.
+//! Commands of clients that wait at a controller: for a leader, for data that is compared, and then for
+//! the entry that was proposed for each of them.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::tick::TICK;
 
-/// Commands that wait at once, of each of both kinds. Beyond it they are refused, to be sent again.
+/// Commands that wait at once, of each kind. Beyond it they are refused, to be sent again.
 pub const COMMANDS_PENDING_MAX: usize = 256;
 /// Ticks that a command waits for a leader, and then again to be decided, before it is answered that
 /// there is no quorum: 14 s, several elections and a commit on slow disks. Both together are over
-/// within the 30 seconds that a client waits for an answer.
+/// within the 30 seconds that a client waits for an answer, as are a wait for data that is compared, which
+/// begins with a leader there, and a commit.
 pub const COMMAND_TICKS_MAX: u32 = 14_000 / TICK.as_millis() as u32;
 
 /// As many commands wait as may.
@@ -75,17 +76,17 @@ impl<R, A> PendingCommands<R, A> {
     }
 }
 
-/// Commands that wait for a leader, oldest first.
+/// Commands that wait for a leader, or for data that is compared, oldest first.
 #[derive(Debug)]
-pub struct LeaderlessCommands<Q>(VecDeque<(u32, Q)>);
+pub struct WaitingCommands<Q>(VecDeque<(u32, Q)>);
 
-impl<Q> Default for LeaderlessCommands<Q> {
+impl<Q> Default for WaitingCommands<Q> {
     fn default() -> Self {
         Self(VecDeque::new())
     }
 }
 
-impl<Q> LeaderlessCommands<Q> {
+impl<Q> WaitingCommands<Q> {
     /// A command waits.
     ///
     /// # Errors
@@ -98,11 +99,11 @@ impl<Q> LeaderlessCommands<Q> {
         Ok(())
     }
 
-    /// A tick passed. Yields the commands that are due: all if there is a leader, and else those that
-    /// waited too long.
-    pub fn handle_tick(&mut self, awaits_leader: bool) -> Vec<Q> {
+    /// A tick passed. Yields the commands that are due: all if there is nothing to wait for, and else
+    /// those that waited too long.
+    pub fn handle_tick(&mut self, must_wait: bool) -> Vec<Q> {
         self.0.iter_mut().for_each(|(ticks, _)| *ticks += 1);
-        let is_due = |(ticks, _): &(u32, Q)| !awaits_leader || *ticks > COMMAND_TICKS_MAX;
+        let is_due = |(ticks, _): &(u32, Q)| !must_wait || *ticks > COMMAND_TICKS_MAX;
         let count = self.0.iter().take_while(|command| is_due(command)).count();
         self.0.drain(..count).map(|(_, command)| command).collect()
     }
@@ -142,7 +143,7 @@ mod tests {
 
     #[test]
     fn commands_wait_for_a_leader_or_until_they_are_late() {
-        let mut commands = LeaderlessCommands::default();
+        let mut commands = WaitingCommands::default();
         commands.push("one").expect("space");
         assert_eq!(commands.handle_tick(true), Vec::<&str>::new());
         commands.push("two").expect("space");
@@ -154,7 +155,7 @@ mod tests {
     #[test]
     fn as_many_commands_wait_as_their_limit_says() {
         let mut commands = PendingCommands::default();
-        let mut leaderless = LeaderlessCommands::default();
+        let mut leaderless = WaitingCommands::default();
         for index in 0..COMMANDS_PENDING_MAX as u64 {
             assert_eq!(commands.check_space(), Ok(()));
             commands.insert((index, 1), ((), ()));

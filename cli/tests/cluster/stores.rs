@@ -159,11 +159,39 @@ fn a_shard_that_no_node_has_holds_the_run_until_it_is_there() {
 /// A file of the same length is there, and a chunk of it is sound nowhere.
 #[test]
 fn a_shard_that_rotted_holds_the_run_until_it_is_uploaded_again() {
-    held_run(|shard| {
-        let mut bytes = fs::read(shard).expect("it is there");
-        bytes[0] ^= 1;
-        fs::write(shard, bytes).expect("writable");
-    });
+    held_run(flip);
+}
+
+/// A run is not begun with a copy that nobody has compared since the controller's start.
+#[test]
+fn a_shard_that_rotted_before_a_start_is_sent_again_by_the_next_run() {
+    let mut cluster = SpawnedCluster::new();
+    configured(&cluster, 300_000);
+    cluster.wait("the controller", |cluster| cluster.status());
+    printed(&cluster, &["run", "run.toml", "--detach"]);
+    let shard = sent_shard(&cluster);
+    let sound = fs::read(&shard).expect("it is there");
+    let controller = cluster.kill("controller");
+    flip(&shard);
+    cluster.restart(controller, &["init"]);
+    cluster.wait("the controller", |cluster| cluster.status());
+    printed(&cluster, &["run", "run.toml", "--detach"]);
+    assert!(fs::read(&shard).expect("it is there") == sound, "it was sent again");
+}
+
+/// Changes a file of which neither the name nor the length changes.
+fn flip(shard: &Path) {
+    let mut bytes = fs::read(shard).expect("it is there");
+    bytes[0] ^= 1;
+    fs::write(shard, bytes).expect("writable");
+}
+
+/// The only shard that was sent to the controller.
+fn sent_shard(cluster: &SpawnedCluster) -> PathBuf {
+    let data = cluster.root.path().join("controller/data");
+    let mut shards = fs::read_dir(data).expect("it keeps data").flatten().map(|entry| entry.path());
+    let shard = shards.find(|path| path.extension().is_some_and(|found| found == "data"));
+    shard.expect("the shard was sent")
 }
 
 /// A run whose only shard is lost in this way before a worker joins.
@@ -172,10 +200,7 @@ fn held_run(lose: impl FnOnce(&Path)) {
     configured(&cluster, 300_000);
     cluster.wait("the controller", |cluster| cluster.status());
     printed(&cluster, &["run", "run.toml", "--detach"]);
-    let data = cluster.root.path().join("controller/data");
-    let mut shards = fs::read_dir(data).expect("it keeps data").flatten().map(|entry| entry.path());
-    let shard = shards.find(|path| path.extension().is_some_and(|found| found == "data"));
-    let shard = shard.expect("the shard was sent");
+    let shard = sent_shard(&cluster);
     let hash = shard.file_stem().expect("a hash").to_string_lossy().into_owned();
     lose(&shard);
     cluster.join_all(&["a", "b"], 3);

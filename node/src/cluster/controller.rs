@@ -44,7 +44,7 @@ use zbelastic_consensus::duty::Duties;
 use zbelastic_consensus::message::{Envelope, Message};
 use zbelastic_identity::{PeerIdentity, PeerRole};
 use zbelastic_machine::resident_memory;
-use zbelastic_policy::pending_commands::{LeaderlessCommands, PendingCommands};
+use zbelastic_policy::pending_commands::{PendingCommands, WaitingCommands};
 use zbelastic_policy::quorum_watch::{QuorumChange, QuorumWatch};
 use zbelastic_policy::trust::{ClaimContext, ClaimRefusal, check_claim, connection_end};
 use zbelastic_transport::{ControlKind, RequestReply, Transport, TransportEvent};
@@ -79,6 +79,7 @@ use pieces::{CheckpointPieces, collect_local, collect_on_return, collect_unused}
 use planning::Planning;
 use ports::{ControllerCompletion, ControllerPorts};
 use status::{ControllerFacts, StatusView};
+use submission::SubmittedRun;
 use uploads::Uploads;
 use zbelastic_api::{ApiRequest, EventKind, WorkStatus};
 use zbelastic_policy::formats::read_by;
@@ -107,7 +108,9 @@ struct ControllerNode {
     /// Commands of clients that wait for the entries proposed for them.
     commands: PendingCommands<RequestReply, CommandAnswer>,
     /// Commands of clients that wait for a leader.
-    leaderless: LeaderlessCommands<(ApiRequest, RequestReply)>,
+    leaderless: WaitingCommands<(ApiRequest, RequestReply)>,
+    /// Runs that wait until copies of their data are compared.
+    uncompared: WaitingCommands<(SubmittedRun, RequestReply)>,
     pieces: CheckpointPieces,
     /// The layers that clients export, read from the store.
     exports: Exports,
@@ -190,7 +193,8 @@ impl ControllerNode {
             rotation: AuthorityRotation::default(),
             joins: PendingJoins::default(),
             commands: PendingCommands::default(),
-            leaderless: LeaderlessCommands::default(),
+            leaderless: WaitingCommands::default(),
+            uncompared: WaitingCommands::default(),
             pieces: CheckpointPieces::default(),
             exports: Exports::default(),
             trace: TraceText::default(),

@@ -8,6 +8,7 @@ use zbelastic_consensus::job::{JobChange, JobSpec};
 use zbelastic_consensus::state::{EntryRefusal, State};
 use zbelastic_identity::{PeerIdentity, SpkiPin, UnixSeconds};
 use zbelastic_policy::authority::RotationRequest;
+use zbelastic_policy::pending_commands::TooManyCommands;
 use zbelastic_transport::RequestReply;
 use zbelastic_types::{Digest, NodeId, RunId, Step};
 use zbelastic_wire::{self as wire, NodeAnswer, NodeMessage, NodeRequest};
@@ -16,7 +17,7 @@ use super::ControllerNode;
 use super::authority_files::AuthorityMade;
 use super::checkpoints::{answer_collect, backup, collect_all, export, export_subtree, verify};
 use super::command_answer::CommandAnswer;
-use super::data::has_data;
+use super::data::{fetch_data_of, has_data};
 use super::runs::is_over;
 use super::status::{addresses_of, controller_addresses};
 use super::submission::{SubmittedJob, SubmittedRun, run_start};
@@ -34,6 +35,8 @@ enum RequestOutcome {
     Answer(ApiAnswer),
     /// A command is proposed for it, and answered when that is applied.
     Command(OperatorCommand, CommandAnswer),
+    /// A run is submitted again when its data is compared.
+    Compare(SubmittedRun),
 }
 
 impl From<ApiAnswer> for RequestOutcome {
@@ -77,6 +80,10 @@ impl ControllerNode {
         let awaits_leader = self.view().awaits_leader();
         for (request, reply) in self.leaderless.handle_tick(awaits_leader) {
             self.answer(request, reply);
+        }
+        for (run, reply) in self.uncompared.handle_tick(self.ports.data_fetches.is_busy()) {
+            let outcome = self.submit_run(run, false);
+            self.finish(outcome, reply);
         }
         if let Some(reply) = self.commands.handle_tick() {
             requests::reply(reply, &self.view().no_quorum());
@@ -220,11 +227,11 @@ impl ControllerNode {
             ApiRequest::NodeRemove { node, force } => self.remove_node(node, force),
             ApiRequest::Run { document, corpus, weights, name, from } => {
                 let job = SubmittedJob::Own { document, corpus, weights };
-                self.submit_run(SubmittedRun { job, name, from })
+                self.submit_run(SubmittedRun { job, name, from }, true)
             }
             ApiRequest::RunContinue { from, changes, name } => {
                 let job = SubmittedJob::Changed { changes };
-                self.submit_run(SubmittedRun { job, name, from: Some(from) })
+                self.submit_run(SubmittedRun { job, name, from: Some(from) }, true)
             }
             ApiRequest::Pause => change_job(JobChange::Pause),
             ApiRequest::Resume => change_job(JobChange::Continue),
@@ -234,10 +241,20 @@ impl ControllerNode {
                 CommandAnswer::Job,
             ),
         };
+        self.finish(outcome, reply);
+    }
+
+    fn finish(&mut self, outcome: RequestOutcome, reply: RequestReply) {
         match outcome {
             RequestOutcome::Answer(answer) => requests::reply(reply, &answer),
             RequestOutcome::Command(command, answer) => {
                 self.propose_command(command, (reply, answer));
+            }
+            RequestOutcome::Compare(run) => {
+                if let Err((_, reply)) = self.uncompared.push((run, reply)) {
+                    let what = TooManyCommands.to_string();
+                    refuse(reply, ApiRefusal::OutOfResource { what });
+                }
             }
         }
     }
@@ -300,12 +317,12 @@ impl ControllerNode {
         }
     }
 
-    fn submit_run(&mut self, submitted: SubmittedRun) -> RequestOutcome {
+    fn submit_run(&mut self, submitted: SubmittedRun, may_wait: bool) -> RequestOutcome {
         if !self.ports.leads() {
             return self.view().redirect().into();
         }
         let state = self.ports.state();
-        let (job, spec) = match submitted.prepare(state) {
+        let (job, spec) = match submitted.clone().prepare(state) {
             Ok(prepared) => prepared,
             Err(refusal) => return refusal.into(),
         };
@@ -318,13 +335,21 @@ impl ControllerNode {
             return self.view().job_refusal(&refusal).into();
         }
         let checkpoint_thread = self.ports.tasks.checkpoint_thread();
+        let fetches = &self.ports.data_fetches;
         // Whether or not the first is here, each that is counts as new.
-        let mut missing = job.data();
-        missing.retain(|name| {
-            !has_data(checkpoint_thread, *name) || self.ports.data_fetches.is_unsound(*name)
-        });
+        let (here, missing): (Vec<_>, Vec<_>) = job
+            .data()
+            .into_iter()
+            .partition(|name| has_data(checkpoint_thread, *name) && !fetches.is_unsound(*name));
         if let Some(missing) = missing.first() {
             return ApiAnswer::DataWanted(self.uploads.begin(*missing)).into();
+        }
+        let uncompared = fetches.uncompared(&here);
+        if may_wait && !uncompared.is_empty() {
+            for name in uncompared {
+                fetch_data_of(name, self.ports.other_holders(), &mut self.ports);
+            }
+            return RequestOutcome::Compare(submitted);
         }
         self.begin_run(spec)
     }

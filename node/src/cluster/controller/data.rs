@@ -1,8 +1,5 @@
 //! Texts and weights on a controller: served to the others, fetched from them, repaired.
 
-use std::fs;
-use std::time::SystemTime;
-
 use zbelastic_types::NodeId;
 use zbelastic_wire::NodeMessage;
 use zbelastic_wire::document::{DataName, JobDocument};
@@ -12,6 +9,7 @@ use crate::cluster::checkpoint_thread::CheckpointThread;
 use crate::cluster::data::{DamagedCopy, FetchError, damaged_text};
 use crate::cluster::kept_data::{DataRoute, keep_data};
 use zbelastic_api::HexDigest;
+use zbelastic_machine::data_file::is_there;
 use zbelastic_policy::WorkCounter;
 
 /// A text was fetched, or not.
@@ -27,9 +25,6 @@ impl DataFetchResult {
         if let Some(holders) = ports.data_fetches.end(self.name, self.failure.is_none()) {
             fetch_data_of(self.name, holders, ports);
         }
-        if self.failure.as_ref().is_some_and(|error| error.missing().is_some()) {
-            ports.data_fetches.note_unsound(self.name);
-        }
         for DamagedCopy { node, name } in self.damaged {
             ports.journal.warn(damaged_text(node, name));
             ports.outbox.send(node, NodeMessage::KeepData(name));
@@ -42,19 +37,9 @@ impl DataFetchResult {
     }
 }
 
-/// Whether a text is here. A run is about to begin with it, or has: it counts as new for the
-/// collection that removes files that no run refers to.
+/// Whether a text is here, or a file as long, which counts as new.
 pub(super) fn has_data(checkpoint_thread: &CheckpointThread, name: DataName) -> bool {
-    let path = checkpoint_thread.data_path(name.hash);
-    let is_here = fs::metadata(&path).is_ok_and(|found| found.len() == name.length);
-    if is_here {
-        // If that fails, the file is as old as it was.
-        let _ = fs::File::options()
-            .append(true)
-            .open(&path)
-            .and_then(|file| file.set_modified(SystemTime::now()));
-    }
-    is_here
+    is_there(&checkpoint_thread.data_path(name.hash), name)
 }
 
 /// A job's data is to be here: a controller that missed its upload fetches it from the others.

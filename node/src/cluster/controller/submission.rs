@@ -14,6 +14,7 @@ use zbelastic_config::{
 use zbelastic_wording::CommandFailure;
 
 /// A run as a client submits it.
+#[derive(Clone)]
 pub(super) struct SubmittedRun {
     pub(super) job: SubmittedJob,
     /// The name of the run, if the client chose one.
@@ -23,6 +24,7 @@ pub(super) struct SubmittedRun {
 }
 
 /// What a submitted run trains.
+#[derive(Clone)]
 pub(super) enum SubmittedJob {
     Own {
         /// A configuration, or a complete document.
