@@ -16,6 +16,7 @@ pub mod own_address;
 pub mod peak_rates;
 pub mod second_store;
 pub mod unused_data;
+pub mod upload_file;
 
 pub use device_selector::{DeviceError, DeviceList, DeviceSelector};
 pub use disk_weights::DiskWeights;

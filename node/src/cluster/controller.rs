@@ -79,7 +79,6 @@ use pieces::{CheckpointPieces, collect_local, collect_on_return, collect_unused}
 use planning::Planning;
 use ports::{ControllerCompletion, ControllerPorts};
 use status::{ControllerFacts, StatusView};
-use submission::SubmittedRun;
 use uploads::Uploads;
 use zbelastic_api::{ApiRequest, EventKind, WorkStatus};
 use zbelastic_policy::formats::read_by;
@@ -110,7 +109,7 @@ struct ControllerNode {
     /// Commands of clients that wait for a leader.
     leaderless: WaitingCommands<(ApiRequest, RequestReply)>,
     /// Runs that wait until copies of their data are compared.
-    uncompared: WaitingCommands<(SubmittedRun, RequestReply)>,
+    uncompared: WaitingCommands<(submission::SubmittedRun, RequestReply)>,
     pieces: CheckpointPieces,
     /// The layers that clients export, read from the store.
     exports: Exports,
