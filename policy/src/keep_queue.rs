@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use zbelastic_checkpoint::CheckpointId;
+use zbelastic_checkpoint::{CheckpointId, PieceName};
 use zbelastic_types::{Bytes, NodeId};
 
 use crate::keep_quota::{KeepQuota, QuotaExceeded};
@@ -110,6 +110,15 @@ impl KeepQueue {
         self.quota.grant(piece, node)?;
         self.waiting.push_back(request);
         Ok(())
+    }
+
+    /// So many members may request pieces; what lies in the store is read at the first call.
+    pub fn note_members(
+        &mut self,
+        members: usize,
+        stored: impl FnOnce() -> Option<Vec<PieceName>>,
+    ) {
+        self.quota.note_members(members, stored);
     }
 
     /// The cluster refers to these versions; older ones are removed here.

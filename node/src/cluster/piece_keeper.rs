@@ -1,12 +1,13 @@
 //! Pieces of checkpoints that this node keeps because another one requests it: fetched a few at a
 //! time, and answered when they are durable here.
 
-use zbelastic_checkpoint::CheckpointId;
+use zbelastic_checkpoint::{CheckpointId, CheckpointStore};
 use zbelastic_trainer::elastic::ChainingValue;
 use zbelastic_types::NodeId;
 use zbelastic_wire::{NodeMessage, PieceRef};
 
 use super::background::BackgroundTasks;
+use super::checkpoint_thread::CheckpointThread;
 use super::journal::Journal;
 use super::keep_queue::{BegunPiece, KeepQueue, KeepReport};
 use super::keep_rule::KeepRefusal;
@@ -59,6 +60,11 @@ impl PieceKeeper {
             journal.log(format!("nothing is kept for node {node}: {why}"));
             outbox.send(node, NodeMessage::NotKept(piece));
         }
+    }
+
+    /// So many members may request pieces. Those that lie in the store before the first request count.
+    pub fn note_members(&mut self, members: usize, checkpoint_thread: &CheckpointThread) {
+        self.queue.note_members(members, || checkpoint_thread.store()?.names().ok());
     }
 
     /// The cluster refers to these versions; older ones are removed here.

@@ -62,6 +62,7 @@ impl CheckpointPieces {
         let sealed = ports.state().open_turn().step;
         let check = check_keep(piece, run_log.layers_of_run(), sealed);
         self.keeper.note_referred(ports.runs().referred_versions());
+        self.keeper.note_members(ports.state().members().len(), ports.tasks.checkpoint_thread());
         self.keeper.request(node, piece, check, (&mut ports.outbox, &mut ports.journal));
         self.keeper.fetch_next(&ports.tasks);
     }

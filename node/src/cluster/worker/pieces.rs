@@ -309,6 +309,8 @@ impl WorkerPieces {
         let loaded = job.active().map(|job| (job.document.run, job.layer_bytes()));
         let loaded = loaded.as_ref().map(|(run, layer_bytes)| (*run, layer_bytes.as_slice()));
         let check = check_keep(piece, loaded, job.newest_sealed());
+        let members = ports.session.contacts().members.len();
+        self.keeper.note_members(members, ports.tasks.checkpoint_thread());
         self.keeper.request(node, piece, check, (&mut ports.outbox, &mut ports.journal));
         self.keeper.fetch_next(&ports.tasks);
     }
