@@ -2,7 +2,7 @@
 //! nobody requested is not fetched: a member that offers one layer after the other fills no memory
 //! and no line.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use zbelastic_types::{Generation, LayerId, NodeId, Step};
 
@@ -53,6 +53,10 @@ pub struct LayerRequests {
     waiting: BTreeMap<(NodeId, LayerRequest), u32>,
     /// The nodes that send each layer, by the version that they offered; the first began the fetch.
     sending: BTreeMap<(LayerRequest, Step), Vec<NodeId>>,
+    /// Those that came whole. One that is requested all the same had other bits than its plan expects.
+    whole: BTreeSet<LayerRequest>,
+    /// Whether the layers of a plan are on their way: what came of one serves its next fetch.
+    is_loading: bool,
 }
 
 impl LayerRequests {
@@ -93,17 +97,30 @@ impl LayerRequests {
 
     /// The fetch of a layer ended. If the layer `is_here`, later offers of it are unrequested; but not
     /// where it is requested ahead: what is offered then is held until it was read.
-    pub fn finish(&mut self, request: LayerRequest, version: Step, is_here: bool) {
+    ///
+    /// Yields whether the next fetch goes on with what came. Not where the plan needs no layer any more.
+    /// Nor where the layer is requested ahead: the next offer is of a later version. Nor where it came whole before, with other bits than its
+    /// plan expects: each node then sends all of it alone.
+    pub fn finish(&mut self, request: LayerRequest, version: Step, is_here: bool) -> bool {
         self.sending.remove(&(request, version));
         if is_here && request.version.is_some() {
             self.waiting.retain(|(_, waiting), _| *waiting != request);
+            self.whole.insert(request);
         }
+        self.is_loading && request.version.is_some() && !self.whole.contains(&request)
     }
 
     /// A plan begins: requests for those before it are dropped, and what is on its way is for none.
     pub fn begin_plan(&mut self, generation: Generation) {
         self.waiting.retain(|(_, request), _| request.generation >= generation);
         self.sending.clear();
+        self.whole.clear();
+        self.is_loading = true;
+    }
+
+    /// The plan has its layers, or stops.
+    pub fn end_loading(&mut self) {
+        self.is_loading = false;
     }
 }
 
@@ -180,6 +197,24 @@ mod tests {
         assert_eq!(requests.answer(NODE, at(8), VERSION), Ok(OfferUse::First));
         requests.finish(at(8), VERSION, false);
         assert_eq!(requests.answer(OTHER, at(8), VERSION), Ok(OfferUse::First));
+    }
+
+    #[test]
+    fn the_next_fetch_goes_on_with_a_layer_of_a_plan_that_never_came_whole() {
+        let mut requests = LayerRequests::default();
+        let ahead = LayerRequest { version: None, ..at(8) };
+        assert!(!requests.finish(at(8), VERSION, false), "no plan is loaded");
+        requests.begin_plan(Generation(3));
+        assert!(requests.finish(at(8), VERSION, false));
+        assert!(!requests.finish(ahead, VERSION, false), "a later version is offered next");
+        assert!(!requests.finish(at(8), VERSION, true), "all of it is used");
+        assert!(!requests.finish(at(8), VERSION, false), "each node sends it alone");
+        assert!(requests.finish(of(LAYER.0 + 1, 8), VERSION, false), "another layer");
+        requests.begin_plan(Generation(4));
+        let next = LayerRequest { generation: Generation(4), ..at(8) };
+        assert!(requests.finish(next, VERSION, false));
+        requests.end_loading();
+        assert!(!requests.finish(next, VERSION, false), "the plan needs it no more");
     }
 
     /// Ahead of a plan whichever version is sealed is offered, and another one is another body.

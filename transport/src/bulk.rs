@@ -9,9 +9,11 @@
 //! The fetching side knows the length beforehand. Memory for a chunk is allocated when its bytes
 //! begin to arrive, given to the caller's sink when they are verified, and used again. Each chunk
 //! is compared with its checksum; a damaged chunk, or one that a broken stream did not bring, is
-//! requested of another holder. Holders may join a fetch that is under way. The checksum is the holder's own: that the bytes are those which
-//! were meant is for the caller to check, chunk by chunk ([`ChunkCheck`]) or at the end. Streams carry any number of requests, one after another,
-//! so that there is no pause between two.
+//! requested of another holder. Holders may join a fetch that is under way. One of which all holders
+//! failed leaves what came ([`PartialBody`]), and the next fetch requests the other chunks. The checksum
+//! is the holder's own: that the bytes are those which were meant is for the caller to check, chunk by
+//! chunk ([`ChunkCheck`]) or at the end. Streams carry any number of requests, one after another, so
+//! that there is no pause between two.
 
 mod body;
 mod check;
@@ -19,6 +21,7 @@ mod error;
 mod fetch;
 mod holder_task;
 mod offered;
+mod partial;
 mod read_once;
 mod scheduler;
 mod serve;
@@ -35,6 +38,7 @@ pub use fetch::{
     fetch_joined_into,
 };
 pub use offered::OfferedBodies;
+pub use partial::{PartialBody, UnfinishedFetch};
 pub use serve::{ServeBulkError, ServeSummary, serve};
 pub use sink::{ChunkSink, MemorySink};
 pub use wire::{BULK_BYTES_MAX, CHUNK_BYTES, ChunkRequestFault, KEY_BYTES_MAX};

@@ -28,6 +28,7 @@ mod version;
 
 pub use bulk::{
     BulkBody, BulkError, BulkFetch, CheckedChunks, CheckedFetch, ChunkCheck, ChunkSink, MemorySink,
+    PartialBody, UnfinishedFetch,
 };
 pub use close_code::CloseCode;
 pub use dial_problem::DialProblem;

@@ -39,7 +39,7 @@ pub enum BulkError {
         failures: Vec<HolderFailure>,
         /// Number of chunks that arrived whole.
         arrived: u64,
-        /// Number of chunks of the body.
+        /// Number of chunks that were wanted.
         expected: u64,
     },
 }

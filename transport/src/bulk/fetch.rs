@@ -4,7 +4,6 @@
 use std::collections::BTreeSet;
 use std::future::pending;
 use std::io;
-use std::iter;
 use std::panic;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,10 +18,11 @@ use zbelastic_types::NodeId;
 use super::check::{CheckedChunks, CheckedFetch, ChunkCheck};
 use super::error::{BulkError, HolderError, HolderFailure};
 use super::holder_task::{ChunkRange, HolderTaskReport, HolderTaskSetup, run};
+use super::partial::{PartialBody, UnfinishedFetch, all_chunks};
 use super::scheduler::{FetchScheduler, HOLDER_FAILURES_MAX, RANGES_AHEAD};
 use super::sink::{ChunkSink, MemorySink, SinkThread, VerifiedChunk};
 use super::spare::SpareChunks;
-use super::wire::{BULK_BYTES_MAX, KEY_BYTES_MAX, chunk_count};
+use super::wire::{BULK_BYTES_MAX, KEY_BYTES_MAX};
 
 /// The most holders of one fetch. Those after them in the list are not used.
 pub const HOLDERS_MAX: usize = 16;
@@ -85,24 +85,26 @@ where
     R: AsyncRead + Send + Unpin + 'static,
     W: AsyncWrite + Send + Unpin + 'static,
 {
-    FetchCoordinator::new(request, None)?.fetch(sink, open).await
+    let wanted = all_chunks(request.length);
+    let mut coordinator = FetchCoordinator::new(request, None, wanted)?;
+    coordinator.fetch(sink, open).await.map_err(|unfinished| unfinished.error)
 }
 
-/// Fetches as [`fetch_into`] does, and also from the holders that join meanwhile: those that are
-/// published in `joining`, which holds all of them so far. If every holder failed, the fetch ends:
-/// none is waited for.
+/// Fetches the chunks that a body lacks as [`fetch_into`] does, also from the holders that join
+/// meanwhile: `holders` has all of them so far. If every holder failed, the fetch ends, and none is
+/// waited for. Of the bytes that `progress` counts are none that were here before.
 ///
 /// # Errors
-/// As [`fetch_into`].
+/// As [`fetch_into`], with what came: the next fetch goes on with it.
 ///
 /// # Panics
 /// Outside a tokio runtime.
 pub async fn fetch_joined_into<S, O, F, R, W>(
-    request: BulkFetch,
-    joining: watch::Receiver<Vec<NodeId>>,
-    sink: S,
+    body: PartialBody<S>,
+    holders: watch::Receiver<Vec<NodeId>>,
+    progress: Option<Arc<AtomicU64>>,
     open: O,
-) -> Result<S, BulkError>
+) -> Result<S, UnfinishedFetch<S>>
 where
     S: ChunkSink,
     O: Fn(NodeId) -> F,
@@ -110,8 +112,11 @@ where
     R: AsyncRead + Send + Unpin + 'static,
     W: AsyncWrite + Send + Unpin + 'static,
 {
-    let mut coordinator = FetchCoordinator::new(request, None)?;
-    coordinator.joining = Some(joining);
+    let PartialBody { key, length, missing, sink } = body;
+    let first = holders.borrow().clone();
+    let request = BulkFetch { holders: first, key, length, progress };
+    let mut coordinator = FetchCoordinator::new(request, None, missing)?;
+    coordinator.joining = Some(holders);
     coordinator.fetch(sink, open).await
 }
 
@@ -133,11 +138,13 @@ where
     R: AsyncRead + Send + Unpin + 'static,
     W: AsyncWrite + Send + Unpin + 'static,
 {
-    let mut coordinator = match FetchCoordinator::new(request, Some(chunks)) {
+    let CheckedChunks { wanted, check } = chunks;
+    let mut coordinator = match FetchCoordinator::new(request, Some(check), ranges_of(&wanted)) {
         Ok(coordinator) => coordinator,
         Err(error) => return CheckedFetch { outcome: Err(error), unsound: Vec::new() },
     };
-    let outcome = coordinator.fetch(sink, open).await;
+    let fetched = coordinator.fetch(sink, open).await;
+    let outcome = fetched.map_err(|unfinished| unfinished.error);
     CheckedFetch { outcome, unsound: coordinator.unsound.into_iter().collect() }
 }
 
@@ -196,7 +203,11 @@ struct HolderTask {
 }
 
 impl FetchCoordinator {
-    fn new(request: BulkFetch, chunks: Option<CheckedChunks>) -> Result<Self, BulkError> {
+    fn new(
+        request: BulkFetch,
+        check: Option<Arc<dyn ChunkCheck>>,
+        wanted: Vec<ChunkRange>,
+    ) -> Result<Self, BulkError> {
         let BulkFetch { holders, key, length, progress } = request;
         if key.len() > KEY_BYTES_MAX {
             return Err(BulkError::KeyTooLong { found: key.len() });
@@ -207,10 +218,6 @@ impl FetchCoordinator {
         if holders.is_empty() {
             return Err(BulkError::NoHolders);
         }
-        let (check, wanted) = match chunks {
-            None => (None, iter::once(0..chunk_count(length)).collect()),
-            Some(CheckedChunks { check, wanted }) => (Some(check), ranges_of(&wanted)),
-        };
         let scheduler = FetchScheduler::new(wanted);
         let (reporter, reports) = mpsc::channel(REPORTS_MAX);
         let began = Instant::now();
@@ -256,7 +263,7 @@ impl FetchCoordinator {
         self.holders.len() > known
     }
 
-    async fn fetch<S, O, F, R, W>(&mut self, sink: S, open: O) -> Result<S, BulkError>
+    async fn fetch<S, O, F, R, W>(&mut self, sink: S, open: O) -> Result<S, UnfinishedFetch<S>>
     where
         S: ChunkSink,
         O: Fn(NodeId) -> F,
@@ -275,13 +282,13 @@ impl FetchCoordinator {
                 }
             }
             if self.scheduler.is_done() {
-                return sink.finish().await.map_err(BulkError::Sink);
+                return Ok(sink.finish().await.map_err(BulkError::Sink)?);
             }
             if self.scheduler.is_hopeless() {
                 if self.add_joined() {
                     continue;
                 }
-                return Err(self.error());
+                return Err(self.unfinished(sink.finish().await.ok()));
             }
             let timeout = self.scheduler.poll_timeout(now).map(|at| self.began + at);
             tokio::select! {
@@ -291,7 +298,8 @@ impl FetchCoordinator {
                         && !sink.send(verified).await
                     {
                         let error = sink.finish().await.err();
-                        return Err(BulkError::Sink(error.expect("a sink ends early by an error")));
+                        let error = error.expect("a sink ends early by an error");
+                        return Err(BulkError::Sink(error).into());
                     }
                 }
                 Some(ended) = tasks.join_next() => {
@@ -391,10 +399,15 @@ impl FetchCoordinator {
         }
     }
 
-    fn error(&mut self) -> BulkError {
+    /// No holder is left. All chunks that arrived were given to the sink; none is here if it failed.
+    fn unfinished<S>(&mut self, sink: Option<S>) -> UnfinishedFetch<S> {
         let arrived = self.scheduler.arrived();
         let expected = self.scheduler.expected();
         let failures = std::mem::take(&mut self.failures);
-        BulkError::NoHolderLeft { failures, arrived, expected }
+        let error = BulkError::NoHolderLeft { failures, arrived, expected };
+        let missing = self.scheduler.missing();
+        let key = std::mem::take(&mut self.key);
+        let body = sink.map(|sink| PartialBody { key, length: self.length, missing, sink });
+        UnfinishedFetch { error, body }
     }
 }

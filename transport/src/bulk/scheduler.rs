@@ -112,6 +112,12 @@ impl FetchScheduler {
         })
     }
 
+    /// The chunks that did not arrive: those to be requested, and those that holders owe.
+    pub(super) fn missing(&self) -> Vec<Range<u64>> {
+        let owed = self.holders.iter().flat_map(|holder| &holder.ranges);
+        self.missing.iter().chain(owed).cloned().collect()
+    }
+
     /// Number of chunks that were wanted.
     pub(super) fn expected(&self) -> u64 {
         self.expected

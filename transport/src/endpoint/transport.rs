@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -19,8 +20,8 @@ use super::counters::TransportCounters;
 use super::setup::{BindError, TransportSetup};
 use super::tuning::QuicConfigs;
 use crate::bulk::{
-    BulkBody, BulkError, BulkFetch, CheckedChunks, CheckedFetch, ChunkSink, fetch_checked_into,
-    fetch_into, fetch_joined_into,
+    BulkBody, BulkError, BulkFetch, CheckedChunks, CheckedFetch, ChunkSink, PartialBody,
+    UnfinishedFetch, fetch_checked_into, fetch_into, fetch_joined_into,
 };
 use crate::control::EnqueueOutcome;
 use crate::event::{EventQueue, TransportPath};
@@ -185,20 +186,21 @@ impl Transport {
         fetch_into(request, sink, move |node| open_bulk(Arc::clone(&context), node)).await
     }
 
-    /// Fetches a body from the nodes that hold it, and from those that join meanwhile, into a sink.
+    /// Fetches what a body lacks from the nodes that hold it, and from those that join meanwhile, into
+    /// its sink.
     ///
     /// # Errors
     ///
-    /// No holder could give all of it, or the sink failed.
+    /// No holder could give all of it, or the sink failed. What came is there for the next fetch.
     pub async fn fetch_bulk_joined<S: ChunkSink>(
         &self,
-        request: BulkFetch,
-        joining: watch::Receiver<Vec<NodeId>>,
-        sink: S,
-    ) -> Result<S, BulkError> {
+        body: PartialBody<S>,
+        holders: watch::Receiver<Vec<NodeId>>,
+        progress: Option<Arc<AtomicU64>>,
+    ) -> Result<S, UnfinishedFetch<S>> {
         let context = Arc::clone(&self.shared.context);
         let open = move |node| open_bulk(Arc::clone(&context), node);
-        fetch_joined_into(request, joining, sink, open).await
+        fetch_joined_into(body, holders, progress, open).await
     }
 
     /// Fetches chunks of a body from the nodes that hold it, each compared with what was meant, into

@@ -89,6 +89,7 @@ impl WorkerNode {
             | WorkerCommand::Rewind
             | WorkerCommand::TakeInventory { .. } => {
                 self.stop_links();
+                self.layers.drop_unfinished();
                 self.ports.send_to_device(RuntimeInput::Command(command));
             }
             WorkerCommand::Save { .. } | WorkerCommand::Release => {

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
@@ -15,7 +16,7 @@ use zbelastic_policy::layer_requests::{LayerRequest, LayerRequests, OfferUse};
 use zbelastic_timing::layer_moves::{ArrivedAhead, LayersAhead};
 use zbelastic_trainer::elastic::{LayerImage, ScatteredLayer, StateLen, image_bytes};
 use zbelastic_trainer::runtime::{PeerBody, PeerFrame, RuntimeInput};
-use zbelastic_transport::{BulkError, BulkFetch, ChunkSink};
+use zbelastic_transport::{ChunkSink, PartialBody, Transport, UnfinishedFetch};
 use zbelastic_types::{Generation, NodeId, Step};
 use zbelastic_wire::{self as wire, BulkKey, LayerMessage, NodeMessage};
 
@@ -35,13 +36,15 @@ struct OfferedLayer {
     sender: Holder,
     /// The turn of the seal that it waits for, if it is requested ahead.
     open: Option<Turn>,
+    /// When its first chunks were requested.
+    requested_at: Instant,
 }
 
 /// The result of fetching a layer.
 pub(super) struct LayerFetchResult {
     offered: OfferedLayer,
     /// Decoded off the event loop: a layer may be gigabytes, and the event loop sends heartbeats.
-    image: Result<LayerImage, String>,
+    image: Result<LayerImage, UnfinishedLayer>,
     duration: Duration,
 }
 
@@ -52,6 +55,9 @@ pub(super) struct LayerExchange {
     requests: LayerRequests,
     /// Layers that are on their way here, each with the nodes that send it, for its fetch.
     fetching: BTreeMap<BulkKey, watch::Sender<Vec<NodeId>>>,
+    /// What came of layers that no node is left to send, for the next offer of each. Its memory is
+    /// that in which the layer will lie, so this is never more than the layers of the plan.
+    unfinished: BTreeMap<BulkKey, (Instant, PartialLayer)>,
     /// Layers that arrived ahead of the next plan.
     ahead: LayersAhead,
 }
@@ -62,6 +68,7 @@ impl LayerExchange {
             blob_registry,
             requests: LayerRequests::default(),
             fetching: BTreeMap::new(),
+            unfinished: BTreeMap::new(),
             ahead: LayersAhead::default(),
         }
     }
@@ -77,6 +84,7 @@ impl LayerExchange {
         self.blob_registry.clear_before(plan.generation);
         self.requests.begin_plan(plan.generation);
         self.fetching.clear();
+        self.unfinished.clear();
         ports.work_log.end_receiving();
         let needed = needed_at(plan, ports.me).unwrap_or_default();
         for ArrivedAhead { bytes, duration, arrived_at } in self.ahead.take(&needed) {
@@ -90,8 +98,15 @@ impl LayerExchange {
 
     /// All workers are ready: the layers offered for this plan have been fetched, and a holder of a
     /// layer keeps its owner from writing it in place.
-    pub(super) fn end_loading(&self, generation: Generation) {
+    pub(super) fn end_loading(&mut self, generation: Generation) {
+        self.drop_unfinished();
         self.blob_registry.clear_before(generation.next());
+    }
+
+    /// The plan has its layers, or stops: what came of others is dropped.
+    pub(super) fn drop_unfinished(&mut self) {
+        self.requests.end_loading();
+        self.unfinished.clear();
     }
 
     /// Which layers are copied ahead has changed: others are not offered for that any more.
@@ -139,7 +154,8 @@ impl LayerExchange {
             LayerMessage::Offer { generation, sender, layer, version, open } => {
                 let key = BulkKey::Layer { generation, layer, version };
                 let request = message.request();
-                let offered = OfferedLayer { key, request, version, sender, open };
+                let requested_at = Instant::now();
+                let offered = OfferedLayer { key, request, version, sender, open, requested_at };
                 let Some(len) = job.layer_len(layer).filter(|_| sender.node == from.node) else {
                     return;
                 };
@@ -158,20 +174,21 @@ impl LayerExchange {
         }
     }
 
-    fn fetch(&mut self, offered: OfferedLayer, len: StateLen, ports: &mut WorkerPorts) {
-        let holders = vec![offered.sender.node];
-        let (join, joining) = watch::channel(holders.clone());
-        self.fetching.insert(offered.key, join);
-        let length = image_bytes(len);
-        let progress = Some(ports.work_log.begin_receiving(length).shared());
-        let key = wire::encode(&offered.key);
-        let fetch = BulkFetch { holders, key, length, progress };
+    fn fetch(&mut self, mut offered: OfferedLayer, len: StateLen, ports: &mut WorkerPorts) {
+        let key = offered.key;
+        let (join, holders) = watch::channel(vec![offered.sender.node]);
+        self.fetching.insert(key, join);
+        let begun = self.unfinished.remove(&key).map(|(requested_at, begun)| {
+            offered.requested_at = requested_at;
+            begun
+        });
+        let missing = begun.as_ref().map_or_else(|| image_bytes(len), PartialLayer::missing_bytes);
+        let progress = ports.work_log.begin_receiving(missing).shared();
         let transport = ports.tasks.transport().clone();
         ports.tasks.spawn(async move {
-            let requested_at = Instant::now();
-            let fetch = |sink| transport.fetch_bulk_joined(fetch, joining, sink);
-            let image = fetch_image(len, fetch).await;
-            let duration = requested_at.elapsed();
+            let begun = begun.map_or_else(|| begin_layer(key, len), Ok);
+            let image = fetch_image(&transport, begun, (holders, progress)).await;
+            let duration = offered.requested_at.elapsed();
             WorkerCompletion::Layer(LayerFetchResult { offered, image, duration })
         });
     }
@@ -179,18 +196,20 @@ impl LayerExchange {
     /// A layer was fetched, or not.
     pub(super) fn handle_fetched(&mut self, result: LayerFetchResult, ports: &mut WorkerPorts) {
         let LayerFetchResult { offered, image, duration } = result;
-        let OfferedLayer { key, request, version, sender, open } = offered;
+        let OfferedLayer { key, request, version, sender, open, requested_at } = offered;
         if self.fetching.remove(&key).is_none() {
             return;
         }
-        self.requests.finish(request, version, image.is_ok());
+        let goes_on = self.requests.finish(request, version, image.is_ok());
         if self.fetching.is_empty() {
             ports.work_log.end_receiving();
         }
         let image = match image {
             Ok(image) => image,
             // The runtime requests it again.
-            Err(error) => {
+            Err(UnfinishedLayer { error, begun }) => {
+                let begun = begun.filter(|_| goes_on);
+                self.unfinished.extend(begun.map(|begun| (key, (requested_at, begun))));
                 let text = format!("a layer from {sender} did not arrive: {error}");
                 return ports.journal.log(text);
             }
@@ -214,19 +233,42 @@ impl LayerExchange {
     }
 }
 
-/// Fetches a layer to where it will lie. The bulk lane verifies its bytes chunk by chunk; that the
-/// state is the one that was sealed is verified by the runtime, as far as the plan has its digest,
-/// and when the plan resumes.
-pub(super) async fn fetch_image<F>(
-    len: StateLen,
-    fetch: impl FnOnce(LayerSink) -> F,
-) -> Result<LayerImage, String>
-where
-    F: Future<Output = Result<LayerSink, BulkError>>,
-{
-    let layer = ScatteredLayer::new(len).map_err(|error| error.to_string())?;
-    let LayerSink(layer) = fetch(LayerSink(layer)).await.map_err(|error| error.to_string())?;
-    layer.finish().map_err(|error| error.to_string())
+/// A layer of which some chunks came.
+pub(super) type PartialLayer = PartialBody<LayerSink>;
+
+/// A layer that did not arrive.
+pub(super) struct UnfinishedLayer {
+    pub(super) error: String,
+    /// What came of it.
+    begun: Option<PartialLayer>,
+}
+
+impl UnfinishedLayer {
+    fn lost(error: impl ToString) -> Self {
+        Self { error: error.to_string(), begun: None }
+    }
+}
+
+/// Memory for a layer of which nothing came.
+pub(super) fn begin_layer(key: BulkKey, len: StateLen) -> Result<PartialLayer, UnfinishedLayer> {
+    let layer = ScatteredLayer::new(len).map_err(UnfinishedLayer::lost)?;
+    Ok(PartialBody::new(wire::encode(&key), image_bytes(len), LayerSink(layer)))
+}
+
+/// Fetches what is missing of a layer to where it will lie. The bulk lane verifies its bytes chunk by
+/// chunk; that the state is the one that was sealed is verified by the runtime, as far as the plan has
+/// its digest, and when the plan resumes.
+pub(super) async fn fetch_image(
+    transport: &Transport,
+    begun: Result<PartialLayer, UnfinishedLayer>,
+    (holders, progress): (watch::Receiver<Vec<NodeId>>, Arc<AtomicU64>),
+) -> Result<LayerImage, UnfinishedLayer> {
+    match transport.fetch_bulk_joined(begun?, holders, Some(progress)).await {
+        Ok(LayerSink(layer)) => layer.finish().map_err(UnfinishedLayer::lost),
+        Err(UnfinishedFetch { error, body: begun }) => {
+            Err(UnfinishedLayer { error: error.to_string(), begun })
+        }
+    }
 }
 
 /// A layer that is written as its chunks arrive.

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::Arc;
 
+use tokio::sync::watch;
 use zbelastic_consensus::class::DeviceClass;
 use zbelastic_consensus::member::Resources;
 use zbelastic_machine::layer_snapshot::LayerSnapshot;
@@ -11,14 +12,11 @@ use zbelastic_policy::data::expected_name;
 use zbelastic_policy::roster::Roster;
 use zbelastic_trainer::elastic::{LayerImage, LoadedLayer, image_bytes, layer_digest};
 use zbelastic_trainer::runtime::RuntimeInput;
-use zbelastic_transport::BulkFetch;
 use zbelastic_types::{Bytes, Digest, Generation, LayerId, NodeId, RunId, Step};
-use zbelastic_wire::{
-    self as wire, BulkKey, FreedSpace, NodeMessage, PieceRef, SaveFailed, StoreReferences,
-};
+use zbelastic_wire::{BulkKey, FreedSpace, NodeMessage, PieceRef, SaveFailed, StoreReferences};
 
 use super::job::{ActiveJob, WorkerJob, fetch_again};
-use super::layers::fetch_image;
+use super::layers::{begin_layer, fetch_image};
 use super::ports::{WorkerCompletion, WorkerPorts};
 use crate::cluster::SPEED_OF_A_THREAD;
 use crate::cluster::blob_registry::BlobRegistry;
@@ -348,16 +346,14 @@ impl WorkerPieces {
         let Some(len) = job.layer_len(piece.layer) else {
             return self.answer_read(piece, None, ports);
         };
-        let holders = ports.holders(roster);
-        let progress = Some(ports.work_log.pieces().shared());
-        let key = wire::encode(&BulkKey::Piece(piece));
-        let fetch = BulkFetch { holders, key, length: piece.length, progress };
+        let holders = watch::channel(ports.holders(roster)).1;
+        let progress = ports.work_log.pieces().shared();
         let transport = ports.tasks.transport().clone();
         ports.tasks.spawn(async move {
-            let fetch = |sink| transport.fetch_bulk_into(fetch, sink);
-            let read = match fetch_image(len, fetch).await {
+            let begun = begin_layer(BulkKey::Piece(piece), len);
+            let read = match fetch_image(&transport, begun, (holders, progress)).await {
                 Ok(image) => with_digest(image).await,
-                Err(error) => Err(error),
+                Err(unfinished) => Err(unfinished.error),
             };
             WorkerCompletion::Piece(PieceTaskResult::Read { piece, read })
         });

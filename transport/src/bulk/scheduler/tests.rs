@@ -339,6 +339,26 @@ fn a_holder_that_sent_a_damaged_chunk_gets_no_more_while_another_is_left() {
 }
 
 #[test]
+fn what_did_not_arrive_is_missing_whether_a_holder_owes_it_or_not() {
+    let now = Duration::ZERO;
+    let mut scheduler = scheduler_of([0..30, 35..40], 2);
+    assert_eq!(scheduler.poll_range(0, now), Some(0..8));
+    assert_eq!(scheduler.poll_range(1, now), Some(8..15));
+    scheduler.on_chunk(0, 0, now);
+    scheduler.on_chunk(0, 1, now);
+    scheduler.on_chunk(1, 8, now);
+    let missing: BTreeSet<u64> = scheduler.missing().into_iter().flatten().collect();
+    let expected: BTreeSet<u64> = (2..8).chain(9..30).chain(35..40).collect();
+    assert_eq!(missing, expected);
+    scheduler.on_setback(0, HolderSetback::Final, now);
+    scheduler.on_setback(1, HolderSetback::Final, now);
+    assert!(scheduler.is_hopeless());
+    assert_eq!(scheduler.missing().into_iter().flatten().collect::<BTreeSet<u64>>(), expected);
+    let rest = FetchScheduler::new(scheduler.missing());
+    assert_eq!(rest.expected(), expected.len() as u64, "each once");
+}
+
+#[test]
 fn nothing_is_done_at_once() {
     assert!(scheduler_of(iter::once(0..0), 1).is_done());
 }
