@@ -9,6 +9,7 @@ pub mod device_links;
 mod device_selector;
 mod disk_weights;
 mod kept_weights;
+pub mod layer_fetch;
 pub mod layer_snapshot;
 pub mod machine_id;
 pub mod name_resolver;

@@ -35,6 +35,7 @@ pub mod pending_commands;
 pub mod piece;
 pub mod piece_body;
 pub mod piece_copies;
+pub mod piece_reads;
 pub mod piece_sink;
 pub mod piece_sources;
 pub mod quorum_watch;

@@ -67,6 +67,10 @@ impl WorkerNode {
     }
 
     fn execute_now(&mut self, command: WorkerCommand) {
+        if let WorkerCommand::Run { .. } | WorkerCommand::Release | WorkerCommand::Forget = command
+        {
+            self.pieces.end_loading();
+        }
         match command {
             WorkerCommand::Load(load) => self.load(load),
             WorkerCommand::PreCopy { holder: me, pre_copy } => self.precopy(me, pre_copy),
@@ -112,6 +116,7 @@ impl WorkerNode {
         let plan = (&*load.plan, self.ports.me);
         self.ports.work_log.note_load(plan, len, self.ports.device.gauge());
         self.layers.begin_plan(&load.plan, &mut self.ports);
+        self.pieces.begin_plan(&load.plan, self.ports.me);
         self.job.set_plan(load.plan.clone(), &mut self.ports);
         self.ports.send_to_device(RuntimeInput::Command(WorkerCommand::Load(load)));
     }

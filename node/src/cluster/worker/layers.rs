@@ -1,9 +1,7 @@
 //! Layers between workers: requested, offered, fetched over the bulk lane, passed to the runtime.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
@@ -12,11 +10,11 @@ use zbelastic_consensus::plan::PlanRecord;
 use zbelastic_consensus::pre_copy::{PreCopyPlan, needed_at};
 use zbelastic_consensus::validation::Turn;
 use zbelastic_identity::PeerIdentity;
+use zbelastic_machine::layer_fetch::{PartialLayer, UnfinishedLayer, fetch_image};
 use zbelastic_policy::layer_requests::{LayerRequest, LayerRequests, OfferUse};
 use zbelastic_timing::layer_moves::{ArrivedAhead, LayersAhead};
-use zbelastic_trainer::elastic::{LayerImage, ScatteredLayer, StateLen, image_bytes};
+use zbelastic_trainer::elastic::{LayerImage, StateLen, image_bytes};
 use zbelastic_trainer::runtime::{PeerBody, PeerFrame, RuntimeInput};
-use zbelastic_transport::{ChunkSink, PartialBody, Transport, UnfinishedFetch};
 use zbelastic_types::{Generation, NodeId, Step};
 use zbelastic_wire::{self as wire, BulkKey, LayerMessage, NodeMessage};
 
@@ -186,8 +184,9 @@ impl LayerExchange {
         let progress = ports.work_log.begin_receiving(missing).shared();
         let transport = ports.tasks.transport().clone();
         ports.tasks.spawn(async move {
-            let begun = begun.map_or_else(|| begin_layer(key, len), Ok);
-            let image = fetch_image(&transport, begun, (holders, progress)).await;
+            let layer = (wire::encode(&key), len);
+            let fetch = |body| transport.fetch_bulk_joined(body, holders, Some(progress));
+            let image = fetch_image(layer, begun, fetch).await;
             let duration = offered.requested_at.elapsed();
             WorkerCompletion::Layer(LayerFetchResult { offered, image, duration })
         });
@@ -230,52 +229,5 @@ impl LayerExchange {
         };
         let generation = request.generation;
         ports.send_to_device(RuntimeInput::Peer(PeerFrame { generation, sender, body }));
-    }
-}
-
-/// A layer of which some chunks came.
-pub(super) type PartialLayer = PartialBody<LayerSink>;
-
-/// A layer that did not arrive.
-pub(super) struct UnfinishedLayer {
-    pub(super) error: String,
-    /// What came of it.
-    begun: Option<PartialLayer>,
-}
-
-impl UnfinishedLayer {
-    fn lost(error: impl ToString) -> Self {
-        Self { error: error.to_string(), begun: None }
-    }
-}
-
-/// Memory for a layer of which nothing came.
-pub(super) fn begin_layer(key: BulkKey, len: StateLen) -> Result<PartialLayer, UnfinishedLayer> {
-    let layer = ScatteredLayer::new(len).map_err(UnfinishedLayer::lost)?;
-    Ok(PartialBody::new(wire::encode(&key), image_bytes(len), LayerSink(layer)))
-}
-
-/// Fetches what is missing of a layer to where it will lie. The bulk lane verifies its bytes chunk by
-/// chunk; that the state is the one that was sealed is verified by the runtime, as far as the plan has
-/// its digest, and when the plan resumes.
-pub(super) async fn fetch_image(
-    transport: &Transport,
-    begun: Result<PartialLayer, UnfinishedLayer>,
-    (holders, progress): (watch::Receiver<Vec<NodeId>>, Arc<AtomicU64>),
-) -> Result<LayerImage, UnfinishedLayer> {
-    match transport.fetch_bulk_joined(begun?, holders, Some(progress)).await {
-        Ok(LayerSink(layer)) => layer.finish().map_err(UnfinishedLayer::lost),
-        Err(UnfinishedFetch { error, body: begun }) => {
-            Err(UnfinishedLayer { error: error.to_string(), begun })
-        }
-    }
-}
-
-/// A layer that is written as its chunks arrive.
-pub(super) struct LayerSink(ScatteredLayer);
-
-impl ChunkSink for LayerSink {
-    fn write(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.0.write(offset, bytes).map_err(io::Error::other)
     }
 }

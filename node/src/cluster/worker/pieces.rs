@@ -1,22 +1,27 @@
 //! Pieces of checkpoints on a worker: written here and kept elsewhere, read here or fetched.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
 use tokio::sync::watch;
 use zbelastic_consensus::class::DeviceClass;
 use zbelastic_consensus::member::Resources;
+use zbelastic_consensus::plan::PlanRecord;
+use zbelastic_consensus::pre_copy::needed_at;
+use zbelastic_machine::layer_fetch::{PartialLayer, UnfinishedLayer, fetch_image};
 use zbelastic_machine::layer_snapshot::LayerSnapshot;
 use zbelastic_policy::data::expected_name;
+use zbelastic_policy::piece_reads::PieceReads;
 use zbelastic_policy::roster::Roster;
 use zbelastic_trainer::elastic::{LayerImage, LoadedLayer, image_bytes, layer_digest};
 use zbelastic_trainer::runtime::RuntimeInput;
 use zbelastic_types::{Bytes, Digest, Generation, LayerId, NodeId, RunId, Step};
-use zbelastic_wire::{BulkKey, FreedSpace, NodeMessage, PieceRef, SaveFailed, StoreReferences};
+use zbelastic_wire::{
+    self as wire, BulkKey, FreedSpace, NodeMessage, PieceRef, SaveFailed, StoreReferences,
+};
 
 use super::job::{ActiveJob, WorkerJob, fetch_again};
-use super::layers::{begin_layer, fetch_image};
 use super::ports::{WorkerCompletion, WorkerPorts};
 use crate::cluster::SPEED_OF_A_THREAD;
 use crate::cluster::blob_registry::BlobRegistry;
@@ -76,7 +81,7 @@ pub(super) enum PieceTaskResult {
     /// The layer was hashed, and is to become durable.
     Hashed { sealed: SealedLayer, digest: io::Result<Digest> },
     /// A piece was read from the store or from another node, to continue from it.
-    Read { piece: PieceRef, read: Result<Box<LoadedLayer>, String> },
+    Read { piece: PieceRef, read: Result<Box<LoadedLayer>, UnfinishedLayer> },
 }
 
 /// The pieces of checkpoints that a worker writes, reads, and keeps for others.
@@ -88,8 +93,8 @@ pub(super) struct WorkerPieces {
     keeper: PieceKeeper,
     blob_registry: BlobRegistry,
     /// Layers of a checkpoint that the runtime waits to read, from this node's store or from
-    /// another node.
-    reading: BTreeMap<(Step, LayerId), PieceRef>,
+    /// another node, and what came of them.
+    reads: PieceReads<PartialLayer>,
     /// Bytes that the store had written at the last tick.
     written_seen: u64,
     /// Threads that compute, if they hash and write as well.
@@ -105,10 +110,20 @@ impl WorkerPieces {
             copies: PieceCopies::default(),
             keeper: PieceKeeper::default(),
             blob_registry,
-            reading: BTreeMap::new(),
+            reads: PieceReads::default(),
             written_seen: 0,
             shared_threads: is_shared.then_some(threads),
         }
+    }
+
+    /// A plan is loaded: what came of pieces that it reads here stays.
+    pub(super) fn begin_plan(&mut self, plan: &PlanRecord, me: NodeId) {
+        self.reads.begin_plan(&plan.sources, &needed_at(plan, me).unwrap_or_default());
+    }
+
+    /// The layers of the plan are here, or none has a part for this node.
+    pub(super) fn end_loading(&mut self) {
+        self.reads.end_loading();
     }
 
     /// Whether pieces are hashed, written, or kept for others.
@@ -279,7 +294,7 @@ impl WorkerPieces {
         let (Some(active), Some(length)) = (job.active(), length) else { return };
         let run = active.document.run_of(version);
         let piece = PieceRef { run, version, layer, digest, length };
-        self.reading.insert((version, layer), piece);
+        self.reads.request(piece);
         if ports.tasks.checkpoint_thread().get(piece).is_err() {
             self.answer_read(piece, None, ports);
         }
@@ -292,7 +307,7 @@ impl WorkerPieces {
         ports: &mut WorkerPorts,
     ) {
         let PieceRef { version, layer, .. } = piece;
-        if self.reading.remove(&(version, layer)).is_some() {
+        if self.reads.answer(piece) {
             ports.send_to_device(RuntimeInput::Read { version, layer, read });
         }
     }
@@ -348,12 +363,14 @@ impl WorkerPieces {
         };
         let holders = watch::channel(ports.holders(roster)).1;
         let progress = ports.work_log.pieces().shared();
+        let begun = self.reads.take_begun(piece);
         let transport = ports.tasks.transport().clone();
         ports.tasks.spawn(async move {
-            let begun = begin_layer(BulkKey::Piece(piece), len);
-            let read = match fetch_image(&transport, begun, (holders, progress)).await {
+            let layer = (wire::encode(&BulkKey::Piece(piece)), len);
+            let fetch = |body| transport.fetch_bulk_joined(body, holders, Some(progress));
+            let read = match fetch_image(layer, begun, fetch).await {
                 Ok(image) => with_digest(image).await,
-                Err(unfinished) => Err(unfinished.error),
+                Err(unfinished) => Err(unfinished),
             };
             WorkerCompletion::Piece(PieceTaskResult::Read { piece, read })
         });
@@ -373,9 +390,10 @@ impl WorkerPieces {
             PieceTaskResult::Read { piece, read: Ok(read) } => {
                 self.answer_read(piece, Some(read), ports);
             }
-            PieceTaskResult::Read { piece, read: Err(error) } => {
+            PieceTaskResult::Read { piece, read: Err(UnfinishedLayer { error, begun }) } => {
                 let PieceRef { version, layer, .. } = piece;
                 ports.journal.warn(format!("no node has layer {layer} of {version}: {error}"));
+                begun.into_iter().for_each(|begun| self.reads.note_unfinished(piece, begun));
                 self.answer_read(piece, None, ports);
             }
         }
@@ -439,10 +457,10 @@ fn report_missing_copies(
 }
 
 /// Computes the digest of a layer beside the event loop and the device.
-async fn with_digest(image: LayerImage) -> Result<Box<LoadedLayer>, String> {
+async fn with_digest(image: LayerImage) -> Result<Box<LoadedLayer>, UnfinishedLayer> {
     let hash = move || {
         let digest = layer_digest(&image);
         Box::new(LoadedLayer { image, digest })
     };
-    tokio::task::spawn_blocking(hash).await.map_err(|error| error.to_string())
+    tokio::task::spawn_blocking(hash).await.map_err(|error| UnfinishedLayer::lost(&error))
 }
