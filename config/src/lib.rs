@@ -72,6 +72,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use zbelastic_consensus::validation::GuardPolicy;
 use zbelastic_data::cursor::CursorConfig;
+use zbelastic_data::prefetch::RunSteps;
 use zbelastic_schedule::asynchronous::AsyncKind;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::{LoraSettings, ModelConfig};
@@ -392,6 +393,17 @@ impl RunConfig {
             copies_wanted: false,
             attest_every: 0,
             outer: outer_schedule(self),
+        }
+    }
+
+    /// The steps of the run, as they read batches.
+    #[must_use]
+    pub fn run_steps(&self) -> RunSteps {
+        let outer = self.sync.as_ref().map(|sync| &sync.outer);
+        RunSteps {
+            count: self.steps,
+            evaluate_every: self.evaluate_every,
+            islands: outer.map_or((1, 0), |outer| (outer.islands.into(), outer.island.into())),
         }
     }
 

@@ -7,17 +7,18 @@
 //! Shards may arrive while a run goes on, in the order of [`crate::prefetch`]: a stage looks whether
 //! all that its step reads is here before it reads any of it.
 
+use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 use std::ops::Range;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use zbelastic_trainer::data::{BatchSource, StepTargets, TokenBatch};
 use zbelastic_trainer::stage::HELD_OUT_MAX;
 use zbelastic_types::{MicrobatchIndex, Step};
 
 use crate::cursor::{CursorConfig, CursorError, SourceShare, WindowCursor};
-use crate::store::{StoreError, StoreManifest, TokenStore};
+use crate::store::{ShardChunk, StoreError, StoreManifest, TokenStore};
 use crate::window::{PackedWindow, Packing};
 
 /// Stores that are read as a mixture.
@@ -31,8 +32,17 @@ pub struct StoreMixture {
     fault: OnceLock<StoreError>,
     /// The step that was read or waited for last.
     demanded: AtomicU64,
-    /// One more than the step that was found to be here last.
-    here: AtomicU64,
+    /// The step that the device reads, or waits for.
+    claim: Mutex<StepClaim>,
+}
+
+/// The step that [`BatchSource::has_step`] was called with last. While it is that step, none of its
+/// chunks is evicted.
+#[derive(Clone, Copy, Debug, Default)]
+struct StepClaim {
+    step: Option<Step>,
+    /// Whether all was found to be here that it reads.
+    is_here: bool,
 }
 
 impl StoreMixture {
@@ -62,7 +72,7 @@ impl StoreMixture {
             stores: OnceLock::new(),
             fault: OnceLock::new(),
             demanded: AtomicU64::new(0),
-            here: AtomicU64::new(0),
+            claim: Mutex::default(),
         })
     }
 
@@ -81,6 +91,16 @@ impl StoreMixture {
     #[must_use]
     pub fn stores(&self) -> &[TokenStore] {
         self.stores.get().map_or(&[], Vec::as_slice)
+    }
+
+    /// Whether a chunk of a store is here.
+    pub(crate) fn has_chunk(&self, (store, chunk): (usize, ShardChunk)) -> bool {
+        self.stores().get(store).is_some_and(|store| store.has_chunk(chunk))
+    }
+
+    /// Bytes of a chunk of shards that arrive, of all stores.
+    pub(crate) fn chunk_bytes(&self) -> u64 {
+        self.stores().first().map_or(u64::MAX, TokenStore::chunk_bytes)
     }
 
     /// The step that was read or waited for last: what it reads is fetched first.
@@ -104,6 +124,60 @@ impl StoreMixture {
     #[must_use]
     pub fn window_tokens(&self, first: u64) -> Range<u64> {
         first..first + self.cursor.shape().sequence_len as u64 + 1
+    }
+
+    /// The chunks that a read of these windows touches, some more than once, each with its store's index.
+    pub(crate) fn chunks_of(
+        &self,
+        places: impl Iterator<Item = (usize, u64)>,
+    ) -> impl Iterator<Item = (usize, ShardChunk)> {
+        let placed = places.filter_map(|(source, first)| {
+            let store = self.stores().get(source)?;
+            Some((source, store.chunks_of(self.window_tokens(first))))
+        });
+        placed.flat_map(|(source, chunks)| chunks.map(move |chunk| (source, chunk)))
+    }
+
+    fn claim(&self) -> MutexGuard<'_, StepClaim> {
+        // A step is set or it is not, wherever a thread panicked.
+        self.claim.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The step that the device reads, or waits for, if it did so before.
+    pub(crate) fn claimed(&self) -> Option<Step> {
+        self.claim().step
+    }
+
+    /// Chunks are no longer here, so that the space of their bytes may be freed once this returns.
+    /// Yields those of which that is true: none of the claimed step, none of held-out text, and none
+    /// that was not here.
+    ///
+    /// No read meets a chunk whose bytes go. The device's thread is the one that calls `has_step`: it
+    /// reads a step only if that was the last one it called it with, and got true. That call sets the
+    /// claim and looks at the bits behind one lock, and this compares with the claim and clears bits
+    /// behind the same. So either the bits were cleared before, and the device waits for the chunks as
+    /// for any that has not come; or it claimed the step before, and its chunks stay until it claims
+    /// another one, when it has read. Which step that is does not matter: one that the run went
+    /// back to is claimed as any other. Bytes that are fetched again are written behind this by the
+    /// thread of the fetch that called it, and their bits set behind that.
+    pub(crate) fn evict(&self, mut chunks: Vec<(usize, ShardChunk)>) -> Vec<(usize, ShardChunk)> {
+        let mut kept: BTreeSet<_> = self.chunks_of(self.held_out_places()).collect();
+        let claim = self.claim();
+        if let Some(step) = claim.step {
+            kept.extend(self.chunks_of(self.cursor.step_windows(step)));
+        }
+        chunks.retain(|chunk| {
+            let (source, in_store) = *chunk;
+            !kept.contains(chunk) && self.stores()[source].forget_chunk(in_store)
+        });
+        chunks
+    }
+
+    /// Whether all that a step reads is here now. For the device's thread `has_step` answers that, which
+    /// also claims it: without a claim some of it may go.
+    #[must_use]
+    pub fn holds_step(&self, step: Step) -> bool {
+        self.has_windows(self.cursor.step_windows(step))
     }
 
     fn has_windows(&self, mut places: impl Iterator<Item = (usize, u64)>) -> bool {
@@ -226,17 +300,15 @@ impl BatchSource for StoreMixture {
         self.packing == Packing::Documents
     }
 
-    /// Looked up window by window until all of them are here: a chunk that is here stays.
+    /// Looked up window by window until all of them are here: chunks of the claimed step stay.
     fn has_step(&self, step: Step) -> bool {
         self.demand(step);
-        if self.here.load(Ordering::Relaxed) == step.0 + 1 {
-            return true;
+        let mut claim = self.claim();
+        if claim.step != Some(step) {
+            *claim = StepClaim { step: Some(step), is_here: false };
         }
-        let is_here = self.has_windows(self.cursor.step_windows(step));
-        if is_here {
-            self.here.store(step.0 + 1, Ordering::Relaxed);
-        }
-        is_here
+        claim.is_here = claim.is_here || self.holds_step(step);
+        claim.is_here
     }
 
     fn has_held_out(&self) -> bool {

@@ -4,16 +4,20 @@
 //! Windows are shuffled over a whole store, so that even one step reads of many shards, and of each
 //! little. What is fetched by itself is therefore a chunk of a shard.
 
+mod bounded;
+
+pub use bounded::ShardCacheShortage;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use zbelastic_trainer::data::BatchSource;
 use zbelastic_trainer::outer::island_batches;
 use zbelastic_trainer::stage::evaluates_at;
-use zbelastic_types::Step;
+use zbelastic_types::{Bytes, Step};
 
 use crate::mixture::StoreMixture;
-use crate::store::ShardChunk;
+use crate::store::{ShardChunk, TokenStore};
 
 /// Windows that are looked at behind the steps that are here. To find where so many lie takes some
 /// 20 ms of one core.
@@ -46,8 +50,13 @@ pub struct ShardChunks {
 /// What a fetch does next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PrefetchAction {
-    /// These chunks are fetched.
-    Fetch(Vec<ShardChunks>),
+    /// The space of some chunks is freed, and then others are fetched.
+    Fetch {
+        /// Chunks that are no longer here, whose bytes make room. None without a limit.
+        evicted: Vec<ShardChunks>,
+        /// Chunks to fetch. A shard without any is opened: its file may have some already.
+        wanted: Vec<ShardChunks>,
+    },
     /// All is here that coming steps read, and the run ends before it has read all. More may be
     /// missing once it is further, or went back.
     Wait,
@@ -59,8 +68,10 @@ pub enum PrefetchAction {
 #[derive(Clone, Debug)]
 pub struct PrefetchOrder {
     run: RunSteps,
-    /// Steps of which all is known to be here.
+    /// Steps of which all is known to be here, without a limit.
     here: Range<u64>,
+    /// Chunks that may be here at once, if that is limited.
+    chunks_max: Option<usize>,
 }
 
 /// Chunks that are not here, in the order in which they are read first.
@@ -93,21 +104,47 @@ impl PrefetchOrder {
     /// The order in which these steps read chunks.
     #[must_use]
     pub const fn new(run: RunSteps) -> Self {
-        Self { run, here: 0..0 }
+        Self { run, here: 0..0, chunks_max: None }
+    }
+
+    /// The same on a disk that takes so many bytes of the mixture's shards. Shards that were whole when they were mapped
+    /// do not count. Where all of them fit there is no limit.
+    ///
+    /// # Errors
+    /// If two steps read more, with held-out text: nothing could be fetched while a step is read.
+    pub fn limit(&mut self, max: Bytes, mixture: &StoreMixture) -> Result<(), ShardCacheShortage> {
+        let all: u64 = mixture.stores().iter().map(TokenStore::shard_bytes).sum();
+        if all > max.0 {
+            bounded::check(self.run, max, mixture)?;
+            self.chunks_max = usize::try_from(max.0 / mixture.chunk_bytes()).ok();
+        }
+        Ok(())
+    }
+
+    /// Whether chunks are evicted, so that no shard has to become whole.
+    #[must_use]
+    pub const fn is_limited(&self) -> bool {
+        self.chunks_max.is_some()
+    }
+
+    /// All chunks stay from now on.
+    pub const fn lift_limit(&mut self) {
+        self.chunks_max = None;
     }
 
     /// The chunks to fetch next, `max` at most. What is read from the demanded step on comes first: a
     /// run that went back to an earlier one demands that. Chunks that were requested and did not come
-    /// are yielded again.
+    /// are yielded again. With a limit, what has to make room is no longer here once this returns.
     pub fn next(&mut self, mixture: &StoreMixture, max: usize) -> PrefetchAction {
+        if let Some(chunks_max) = self.chunks_max {
+            return bounded::next(self.run, chunks_max, mixture, max);
+        }
         let demanded = self.run.own_step(mixture.demanded());
         if demanded < self.here.start || demanded > self.here.end {
             self.here = demanded..demanded;
         }
         let mut missing = MissingChunks::new(mixture, max);
-        let step_windows = mixture.cursor().windows_per_step();
-        let ahead = WINDOWS_AHEAD.div_ceil(step_windows).max(STEPS_AHEAD_MIN);
-        for step in self.here.end..=self.run.count.min(self.here.end + ahead) {
+        for step in self.here.end..=self.run.count.min(self.here.end + steps_ahead(mixture)) {
             self.add_step(step, &mut missing);
             if missing.found.is_empty() {
                 self.here.end = step + 1;
@@ -116,13 +153,13 @@ impl PrefetchOrder {
                 break;
             }
         }
-        let left = self.run.count.saturating_sub(demanded) * step_windows;
+        let left = self.run.count.saturating_sub(demanded) * mixture.cursor().windows_per_step();
         if left >= mixture.cursor().windows_per_epoch() {
             // In the order of the shards, which is that of the holders' disks.
             missing.add_all_read();
         }
-        match missing.by_shard() {
-            requests if !requests.is_empty() => PrefetchAction::Fetch(requests),
+        match by_shard(missing.found) {
+            wanted if !wanted.is_empty() => PrefetchAction::Fetch { evicted: Vec::new(), wanted },
             _ if has_all(mixture) => PrefetchAction::End,
             _ => PrefetchAction::Wait,
         }
@@ -156,20 +193,14 @@ impl<'a> MissingChunks<'a> {
     }
 
     fn add(&mut self, chunk: (usize, ShardChunk)) {
-        let is_here = self.mixture.stores()[chunk.0].has_chunk(chunk.1);
-        if !is_here && !self.is_full() && self.seen.insert(chunk) {
+        if !self.mixture.has_chunk(chunk) && !self.is_full() && self.seen.insert(chunk) {
             self.found.push(chunk);
         }
     }
 
     fn add_windows(&mut self, places: impl Iterator<Item = (usize, u64)>) {
         let mixture = self.mixture;
-        for (source, first) in places {
-            let Some(store) = mixture.stores().get(source) else { return };
-            for chunk in store.chunks_of(mixture.window_tokens(first)) {
-                self.add((source, chunk));
-            }
-        }
+        mixture.chunks_of(places).for_each(|chunk| self.add(chunk));
     }
 
     /// All that some step or evaluation reads.
@@ -182,21 +213,26 @@ impl<'a> MissingChunks<'a> {
         }
         self.add_windows(mixture.held_out_places());
     }
+}
 
-    /// What was found, by shards in the order in which they are read first.
-    fn by_shard(self) -> Vec<ShardChunks> {
-        let mut of_shard: BTreeMap<(usize, usize), usize> = BTreeMap::new();
-        let mut groups: Vec<ShardChunks> = Vec::new();
-        for (store, ShardChunk { shard, chunk }) in self.found {
-            let at = *of_shard.entry((store, shard)).or_insert(groups.len());
-            if at == groups.len() {
-                groups.push(ShardChunks { store, shard, chunks: Vec::new() });
-            }
-            groups[at].chunks.push(chunk);
+/// Steps that are looked at behind those that are here.
+fn steps_ahead(mixture: &StoreMixture) -> u64 {
+    WINDOWS_AHEAD.div_ceil(mixture.cursor().windows_per_step()).max(STEPS_AHEAD_MIN)
+}
+
+/// Chunks by shards, in the order in which these come first.
+fn by_shard(chunks: Vec<(usize, ShardChunk)>) -> Vec<ShardChunks> {
+    let mut of_shard: BTreeMap<(usize, usize), usize> = BTreeMap::new();
+    let mut groups: Vec<ShardChunks> = Vec::new();
+    for (store, ShardChunk { shard, chunk }) in chunks {
+        let at = *of_shard.entry((store, shard)).or_insert(groups.len());
+        if at == groups.len() {
+            groups.push(ShardChunks { store, shard, chunks: Vec::new() });
         }
-        groups.iter_mut().for_each(|group| group.chunks.sort_unstable());
-        groups
+        groups[at].chunks.push(chunk);
     }
+    groups.iter_mut().for_each(|group| group.chunks.sort_unstable());
+    groups
 }
 
 #[cfg(test)]

@@ -266,6 +266,22 @@ impl TokenStore {
         }
     }
 
+    /// The bytes of a chunk go, if they lie in a file that chunks are fetched into. Yields whether they
+    /// were here.
+    pub(crate) fn forget_chunk(&self, ShardChunk { shard, chunk }: ShardChunk) -> bool {
+        self.shards[shard].shard.get().is_some_and(|mapped| mapped.forget_chunk(chunk))
+    }
+
+    /// Whether chunks of a shard are fetched, and it is no file that was whole when it was mapped.
+    pub(crate) fn arrives(&self, shard: usize) -> bool {
+        self.shards[shard].shard.get().is_none_or(MappedShard::arrives)
+    }
+
+    /// Bytes of a chunk of a shard that arrives; the last one of a shard may have fewer.
+    pub(crate) const fn chunk_bytes(&self) -> u64 {
+        self.chunk_bytes
+    }
+
     /// Whether a chunk is here.
     #[must_use]
     pub fn has_chunk(&self, ShardChunk { shard, chunk }: ShardChunk) -> bool {

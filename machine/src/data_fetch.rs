@@ -72,6 +72,12 @@ pub enum DataFetchError {
     /// The disk has no space for it.
     #[error("it cannot be kept: {0}")]
     Room(#[from] DiskSpaceShortage),
+    /// Parts of it cannot be taken from the disk.
+    #[error("{}: its file system cannot free parts of a file: all that is fetched stays", path.display())]
+    NoHoles {
+        /// Its file.
+        path: PathBuf,
+    },
 }
 
 impl DataFetchError {
@@ -85,9 +91,19 @@ impl DataFetchError {
             | Self::Fetch { .. }
             | Self::Interrupted
             | Self::Disk(_)
-            | Self::Room(_) => None,
+            | Self::Room(_)
+            | Self::NoHoles { .. } => None,
         }
     }
+}
+
+/// What was typed about data on a worker's machine.
+#[derive(Clone, Debug, Default)]
+pub struct DataSettings {
+    /// Paths of texts and stores (`--data-path`): what is not there is fetched from the nodes that have it.
+    pub paths: Vec<String>,
+    /// Bytes of a run's shards that are kept at most (`--data-cache`); all of them without.
+    pub cache: Option<Bytes>,
 }
 
 /// The connections over which other nodes' data is fetched.

@@ -108,6 +108,10 @@ pub struct JoinArgs {
     /// The run's text, if it is here already: it must be the same, byte for byte.
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub data_path: Vec<String>,
+    /// Disk space for the token stores of a run, as in 20GiB: what no coming step reads soon makes room, and is
+    /// fetched again when one does [default: all that is read is kept].
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    pub data_cache: Option<Bytes>,
     /// The zone that this machine stands in: copies of a stage's layers are kept in others [default:
     /// the one that the metadata service of --spot's cloud names].
     #[arg(long, value_name = "ZONE", value_parser = parse_zone)]

@@ -64,7 +64,8 @@ fn init_and_join_take_what_they_need() {
     assert_eq!(args.advertise.expect("typed").to_string(), "10.0.0.1:7000");
     assert_eq!((args.bind, args.folder.data_dir), (None, None));
     let line = "zbelastic join --cluster a,b:1 --token-file t --role controller --name ctl-2 \
-                --bind :0 --data-dir d --threads 4 --memory 8GiB --data-path x.txt y.txt";
+                --bind :0 --data-dir d --threads 4 --memory 8GiB --data-path x.txt y.txt \
+                --data-cache 20GiB";
     let CliCommand::Join(args) = parse(line) else { panic!("join") };
     assert_eq!(args.cluster.expect("typed").to_string(), "a:7000,b:1");
     assert_eq!(args.token.token_file, Some("t".into()));
@@ -72,6 +73,7 @@ fn init_and_join_take_what_they_need() {
     assert_eq!(args.bind.expect("typed").to_string(), "0.0.0.0:0");
     assert_eq!((args.threads, args.memory), (Some(4), Some(Bytes(8 << 30))));
     assert_eq!(args.data_path, ["x.txt", "y.txt"]);
+    assert_eq!(args.data_cache, Some(Bytes(20 << 30)));
     let CliCommand::Join(args) = parse("zbelastic join") else { panic!("join") };
     assert_eq!((args.role, args.cluster), (None, None));
 }

@@ -3,6 +3,7 @@
 use zbelastic_consensus::class::{DEVICE_NAME_BYTES_MAX, DeviceClass, DeviceName};
 use zbelastic_consensus::member::Resources;
 use zbelastic_kernels::cuda::DeviceProbe;
+use zbelastic_machine::data_fetch::DataSettings;
 use zbelastic_machine::device::{compile, probe_device};
 use zbelastic_machine::peak_rates::PeakRatesByPrecision;
 use zbelastic_machine::{DeviceSelector, memory_total, thread_count};
@@ -33,8 +34,8 @@ pub fn worker_profile(args: &JoinArgs, probe: Option<&DeviceProbe>) -> WorkerPro
         None => PeakRatesByPrecision::measure(threads_of(args)),
         Some(_) => None,
     };
-    let data_paths = args.data_path.clone();
-    WorkerProfile { resources, peak, data_paths, notice_source: args.spot, cloud_zone: None }
+    let data = DataSettings { paths: args.data_path.clone(), cache: args.data_cache };
+    WorkerProfile { resources, peak, data, notice_source: args.spot, cloud_zone: None }
 }
 
 /// Number of threads that compute.

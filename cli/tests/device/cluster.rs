@@ -10,6 +10,7 @@ use zbelastic_cli::membership::join_on;
 use zbelastic_consensus::class::{DeviceClass, DeviceName};
 use zbelastic_consensus::member::Resources;
 use zbelastic_kernels::Precision;
+use zbelastic_machine::data_fetch::DataSettings;
 use zbelastic_node::cluster::WorkerProfile;
 use zbelastic_node::cluster::compute::CudaDeviceOpener;
 use zbelastic_preemption::NoticeSource;
@@ -57,7 +58,7 @@ fn worker(
     let means = WorkerProfile {
         resources,
         peak: None,
-        data_paths: Vec::new(),
+        data: DataSettings::default(),
         notice_source: NoticeSource::None,
         cloud_zone: None,
     };

@@ -224,6 +224,7 @@ pub const FENCES: &[Fence] = &[
             "node-folder/src/lib.rs",
             "whole-file/src/",
             "machine/src/background_thread.rs",
+            "machine/src/data_fetch/arriving.rs",
             "machine/src/lib.rs",
             "cli/src/terminal.rs",
             "cli/src/commands/doctor/",

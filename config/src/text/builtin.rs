@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 144] = pages![
+const PAGES: [(&str, &str); 145] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -127,6 +127,7 @@ const PAGES: [(&str, &str); 144] = pages![
     "decisions/0106-a-layer-comes-from-all-that-hold-it.md",
     "decisions/0107-shards-arrive-chunk-by-chunk.md",
     "decisions/0108-replicas-share-the-optimizer.md",
+    "decisions/0109-a-worker-keeps-the-chunks-that-are-read-next.md",
     "deploy.md",
     "deploy/container.md",
     "deploy/kubernetes.md",

@@ -1,5 +1,7 @@
 //! Stores whose chunks arrive one by one, beside the same stores as they are.
 
+mod limit;
+
 use std::fs::File;
 use std::num::NonZeroU32;
 use std::os::unix::fs::FileExt;
@@ -107,7 +109,10 @@ impl Fixture {
 /// The chunks that are fetched next; none if the fetch waits or ends.
 fn requests(order: &mut PrefetchOrder, mixture: &StoreMixture, max: usize) -> Vec<ShardChunks> {
     match order.next(mixture, max) {
-        PrefetchAction::Fetch(requests) => requests,
+        PrefetchAction::Fetch { evicted, wanted } => {
+            assert_eq!(evicted, [], "without a limit all chunks stay");
+            wanted
+        }
         PrefetchAction::Wait | PrefetchAction::End => Vec::new(),
     }
 }
@@ -161,8 +166,8 @@ fn a_short_run_does_not_fetch_what_it_never_reads() {
     let mut order = PrefetchOrder::new(RunSteps { count: 2, evaluate_every: 0, ..RUN });
     arriving.demand(Step(1));
     let mut fetch_all = |arriving: &StoreMixture| {
-        while let PrefetchAction::Fetch(requests) = order.next(arriving, 100) {
-            requests.iter().for_each(|request| fixture.fetch(arriving, request));
+        while let PrefetchAction::Fetch { wanted, .. } = order.next(arriving, 100) {
+            wanted.iter().for_each(|request| fixture.fetch(arriving, request));
         }
         order.next(arriving, 100)
     };

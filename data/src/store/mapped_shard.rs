@@ -85,6 +85,16 @@ impl MappedShard {
         }
     }
 
+    /// The bytes of a chunk go. Yields whether they were here, in a file that chunks are fetched into.
+    pub(super) fn forget_chunk(&self, chunk: u64) -> bool {
+        self.arriving.as_ref().is_some_and(|arriving| arriving.present.clear(chunk))
+    }
+
+    /// Whether chunks are fetched into its file.
+    pub(super) const fn arrives(&self) -> bool {
+        self.arriving.is_some()
+    }
+
     pub(super) fn has_chunk(&self, chunk: u64) -> bool {
         self.arriving.as_ref().is_none_or(|arriving| arriving.present.has(chunk))
     }

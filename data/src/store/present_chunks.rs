@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A bit for each chunk of a file, set behind the write of its bytes and never cleared.
+/// A bit for each chunk of a file, set behind the write of its bytes, and cleared before they go.
 #[derive(Debug)]
 pub(super) struct PresentChunks {
     chunk_bytes: u64,
@@ -32,6 +32,13 @@ impl PresentChunks {
         }
     }
 
+    /// The bytes of a chunk go. Yields whether they were here.
+    pub(super) fn clear(&self, chunk: u64) -> bool {
+        let bit = 1 << (chunk % 64);
+        let word = self.words.get((chunk / 64) as usize);
+        word.is_some_and(|word| word.fetch_and(!bit, Ordering::AcqRel) & bit != 0)
+    }
+
     /// Whether a chunk was written.
     pub(super) fn has(&self, chunk: u64) -> bool {
         let word = self.words.get((chunk / 64) as usize);
@@ -58,6 +65,8 @@ mod tests {
         assert!(present.has(63) && present.has(64) && !present.has(65) && !present.has(500));
         assert!(present.has_bytes(&(630..650)) && present.has_bytes(&(639..641)));
         assert!(!present.has_bytes(&(629..631)) && !present.has_bytes(&(649..651)));
+        assert!(present.clear(64) && !present.clear(64) && !present.clear(500));
+        assert!(present.has(63) && !present.has_bytes(&(630..650)));
         assert_eq!(chunks_of(&(9..11), 10), 0..2);
         assert_eq!(chunks_of(&(10..20), 10), 1..2);
     }

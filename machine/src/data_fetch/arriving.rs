@@ -6,6 +6,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+#[cfg(target_os = "linux")]
+use rustix::fs::{FallocateFlags, fallocate};
 use zbelastic_policy::data_chunks::{ChunkHashes, ChunkSize};
 use zbelastic_transport::bulk::CHUNK_BYTES;
 use zbelastic_transport::{BulkError, CheckedChunks, CheckedFetch, ChunkSink};
@@ -76,6 +78,23 @@ impl ArrivingData {
         &self.found
     }
 
+    /// Frees the space of chunks that nobody reads any more: the file has holes there until they are
+    /// fetched again.
+    ///
+    /// # Errors
+    /// If the file system cannot do that, or the medium fails.
+    pub async fn free(&self, chunks: Vec<u64>) -> Result<(), DataFetchError> {
+        let file = self.file.clone();
+        let freed =
+            beside(move || chunks.into_iter().try_for_each(|chunk| make_hole(&file, chunk)));
+        match freed.await {
+            Err(DataFetchError::Disk(error)) if error.kind() == io::ErrorKind::Unsupported => {
+                Err(DataFetchError::NoHoles { path: self.part.clone() })
+            }
+            freed => freed,
+        }
+    }
+
     /// All chunks are here: the file gets the name of the data.
     ///
     /// # Errors
@@ -94,7 +113,7 @@ impl ArrivingData {
         .await
     }
 
-    fn open(path: &Path, hashes: Arc<ChunkHashes>) -> Result<Self, DataFetchError> {
+    fn open(path: &Path, hashes: Arc<ChunkHashes>, bytes_max: u64) -> Result<Self, DataFetchError> {
         let length = hashes.name().length;
         let part = path.with_extension(ARRIVING);
         let is_left =
@@ -103,7 +122,7 @@ impl ArrivingData {
             let file = File::options().read(true).write(true).open(&part)?;
             (file, copy_sound(&part, &hashes, &mut NoSink)?)
         } else {
-            check_space(&part, length)?;
+            check_space(&part, length.min(bytes_max))?;
             let file = whole_file::create(&part)?;
             file.set_len(length)?;
             let missing = copy_sound(path, &hashes, &mut FileSink(file.try_clone()?))?;
@@ -115,13 +134,27 @@ impl ArrivingData {
     }
 }
 
+/// Frees the bytes of a chunk in a file, whose length stays. Its pages are read as zeros then, wherever
+/// they are mapped.
+#[cfg(target_os = "linux")]
+fn make_hole(file: &File, chunk: u64) -> io::Result<()> {
+    let bytes = CHUNK_BYTES as u64;
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    Ok(fallocate(file, flags, chunk * bytes, bytes)?)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn make_hole(_: &File, _: u64) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
 impl<H: DataHolders> WantedData<'_, H> {
-    /// Opens it to be fetched chunk by chunk. Where no node has the hashes of its chunks, it is
-    /// fetched whole. Yields the nodes whose copies were found damaged, too.
+    /// Opens it to be fetched chunk by chunk, of which `bytes_max` are here at once at most. Where no
+    /// node has the hashes of its chunks, it is fetched whole. Yields the nodes whose copies were found damaged, too.
     ///
     /// # Errors
     /// If no node has it, or the disk has no space for it.
-    pub async fn open(self) -> Result<(OpenedData, Vec<NodeId>), DataFetchError> {
+    pub async fn open(self, bytes_max: u64) -> Result<(OpenedData, Vec<NodeId>), DataFetchError> {
         let (path, name, progress) = (self.path.clone(), self.name, self.progress.clone());
         let known = beside(move || {
             let is_whole = is_sound(&path, name, &progress);
@@ -146,7 +179,8 @@ impl<H: DataHolders> WantedData<'_, H> {
             return Ok((OpenedData::Whole, self.keep().await?));
         };
         let path = self.path;
-        let opened = tokio::task::spawn_blocking(move || ArrivingData::open(&path, hashes));
+        let open = move || ArrivingData::open(&path, hashes, bytes_max);
+        let opened = tokio::task::spawn_blocking(open);
         let opened = opened.await.map_err(|_| DataFetchError::Interrupted)??;
         Ok((OpenedData::Arriving(opened), damaged))
     }

@@ -218,7 +218,7 @@ impl Folders {
     }
 
     async fn open_data(&self, node: u64, name: DataName) -> Arriving {
-        match self.wanted(node, name).open().await.expect("another node has it").0 {
+        match self.wanted(node, name).open(u64::MAX).await.expect("another node has it").0 {
             OpenedData::Arriving(opened) => Arriving { opened, written: Arc::default() },
             OpenedData::Whole => panic!("nothing was fetched"),
         }
@@ -259,7 +259,7 @@ async fn chunks_arrive_in_the_order_of_requests_and_the_file_gets_its_name_when_
     assert_eq!(written, [0, 1, 3]);
     arriving.opened.publish().await.expect("writable");
     assert!(folders.is_sound(3, &data));
-    let (opened, damaged) = folders.wanted(3, name).open().await.expect("it is here");
+    let (opened, damaged) = folders.wanted(3, name).open(u64::MAX).await.expect("it is here");
     assert!(matches!(opened, OpenedData::Whole) && damaged.is_empty());
     assert!(list_path(&folders.path(3, name)).exists(), "it can be fetched from here");
 }
@@ -280,4 +280,42 @@ async fn a_chunk_that_no_node_has_leaves_the_others() {
     assert_eq!(written.recv(), Ok(0));
     drop(arriving);
     assert_eq!(folders.open_data(2, name).await.opened.found(), [0]);
+}
+
+#[tokio::test]
+async fn chunks_whose_space_was_freed_take_none_and_are_the_same_when_they_are_fetched_again() {
+    let data = data(6);
+    let name = DataName::of(&data);
+    let folders = Folders::of(2);
+    folders.put(1, &data, &[]);
+    let arriving = folders.open_data(2, name).await;
+    folders.fetch_chunks(2, name, &arriving, &[0, 1, 2, 3, 5]).await;
+    let (file, part) = arriving.opened.file();
+    file.sync_all().expect("writable");
+    let blocks = || std::os::unix::fs::MetadataExt::blocks(&fs::metadata(part).expect("there"));
+    let blocks_before = blocks();
+    match arriving.opened.free(vec![1, 2, 5]).await {
+        // Nothing is freed in such a folder.
+        Err(DataFetchError::NoHoles { path }) => return assert_eq!(path, part),
+        freed => freed.expect("writable"),
+    }
+    let chunk_bytes = CHUNK_BYTES as u64;
+    let freed = (blocks_before - blocks()) * 512;
+    assert!(freed >= 2 * chunk_bytes && freed <= 3 * chunk_bytes, "{freed} bytes");
+    assert_eq!(file.metadata().expect("there").len(), name.length, "it is mapped");
+    let read = |chunk: usize| {
+        let length = CHUNK_BYTES.min(data.len() - chunk * CHUNK_BYTES);
+        let mut bytes = vec![7; length];
+        file.read_exact_at(&mut bytes, (chunk * CHUNK_BYTES) as u64).expect("as long as before");
+        bytes
+    };
+    let expected = |chunk: usize| data.chunks(CHUNK_BYTES).nth(chunk).expect("a chunk");
+    assert!([1, 2, 5].iter().all(|chunk| read(*chunk).iter().all(|byte| *byte == 0)));
+    assert!([0, 3].iter().all(|chunk| read(*chunk) == expected(*chunk)), "others stay");
+    // A process that is started again finds what is left.
+    drop(arriving);
+    let arriving = folders.open_data(2, name).await;
+    assert_eq!(arriving.opened.found(), [0, 3]);
+    folders.fetch_chunks(2, name, &arriving, &[1, 5]).await;
+    assert!([0, 1, 3, 5].iter().all(|chunk| read(*chunk) == expected(*chunk)));
 }

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use zbelastic_data::cursor::CursorError;
+use zbelastic_data::prefetch::ShardCacheShortage;
 use zbelastic_data::store::StoreError;
 use zbelastic_data::training_data::TrainingData;
 use zbelastic_machine::KeptWeights;
@@ -72,6 +73,9 @@ pub enum FetchError {
     /// A store is damaged.
     #[error("the token store: {0}")]
     Store(#[from] StoreError),
+    /// Too little of the stores may be kept here.
+    #[error(transparent)]
+    Cache(#[from] ShardCacheShortage),
     /// The weights are not the model's.
     #[error("the weights: {0}")]
     Weights(#[from] ImportError),
@@ -87,6 +91,7 @@ impl FetchError {
             | Self::Corpus(_)
             | Self::Mixture(_)
             | Self::Store(_)
+            | Self::Cache(_)
             | Self::Weights(_) => None,
         }
     }

@@ -5,11 +5,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use tokio::task::JoinSet;
-use zbelastic_config::RunConfig;
-use zbelastic_data::prefetch::{PrefetchAction, PrefetchOrder, RunSteps, ShardChunks};
+use zbelastic_data::prefetch::{PrefetchAction, PrefetchOrder, ShardChunks};
 use zbelastic_data::store::{ShardChunk, TokenStore, find_shard};
 use zbelastic_data::training_data::TrainingData;
-use zbelastic_machine::data_fetch::{ArrivingData, OpenedData};
+use zbelastic_machine::data_fetch::{ArrivingData, DataFetchError, DataSettings, OpenedData};
 use zbelastic_policy::data_chunks::ChunkSize;
 use zbelastic_wire::document::{DataName, NamedJob};
 use zbelastic_wire::job_store::JobStore;
@@ -31,8 +30,8 @@ pub struct ShardFetch {
     order: PrefetchOrder,
     /// Files of shards of which some chunks are here, by the indices of store and shard.
     arriving: BTreeMap<(usize, usize), ArrivingData>,
-    /// Folders that may be stores of the job.
-    local: Vec<String>,
+    /// Folders that may be stores of the job, and how much of others is kept.
+    local: DataSettings,
     /// Why the last round failed, if it did.
     failure: Option<String>,
 }
@@ -58,34 +57,24 @@ pub enum RoundOutcome {
     Whole,
 }
 
-/// The steps of a job, as they read batches.
-#[must_use]
-pub fn run_steps(config: &RunConfig) -> RunSteps {
-    let outer = config.sync.as_ref().map(|sync| &sync.outer);
-    RunSteps {
-        count: config.steps,
-        evaluate_every: config.evaluate_every,
-        islands: outer.map_or((1, 0), |outer| (outer.islands.into(), outer.island.into())),
-    }
-}
-
 impl ShardFetch {
     /// A fetch of the shards of a job. Its mixture has its stores then, of which nothing is here yet.
     ///
     /// # Errors
-    /// If a manifest contradicts itself.
+    /// If a manifest contradicts itself, or less may be kept than a step reads.
     pub fn begin(
         job: Arc<NamedJob>,
         corpus: Arc<TrainingData>,
-        local: Vec<String>,
+        local: DataSettings,
     ) -> Result<Self, FetchError> {
+        let mut order = PrefetchOrder::new(job.job.config.run_steps());
         if let TrainingData::Stores(mixture) = &*corpus {
             let store = |store: &JobStore| {
                 TokenStore::arriving(store.manifest.clone(), ChunkSize::BULK.bytes())
             };
             mixture.provide(job.job.stores.iter().map(store).collect::<Result<_, _>>()?);
+            local.cache.map_or(Ok(()), |max| order.limit(max, mixture))?;
         }
-        let order = PrefetchOrder::new(run_steps(&job.job.config));
         Ok(Self { job, corpus, order, arriving: BTreeMap::new(), local, failure: None })
     }
 
@@ -118,7 +107,10 @@ impl ShardFetch {
     ) -> Result<RoundOutcome, FetchError> {
         let TrainingData::Stores(mixture) = &*self.corpus else { return Ok(RoundOutcome::Whole) };
         let mut requests = match self.order.next(mixture, ROUND_CHUNKS_MAX) {
-            PrefetchAction::Fetch(requests) => VecDeque::from(requests),
+            PrefetchAction::Fetch { evicted, wanted } => {
+                self.free(evicted).await?;
+                VecDeque::from(wanted)
+            }
             PrefetchAction::Wait => return Ok(RoundOutcome::Ahead),
             PrefetchAction::End => return Ok(RoundOutcome::Whole),
         };
@@ -142,6 +134,19 @@ impl ShardFetch {
         }
     }
 
+    /// Frees the space of chunks that no coming step reads soon, before others take it.
+    async fn free(&mut self, evicted: Vec<ShardChunks>) -> Result<(), FetchError> {
+        for ShardChunks { store, shard, chunks } in evicted {
+            let Some(arriving) = self.arriving.get(&(store, shard)) else { continue };
+            let freed = arriving.free(chunks).await;
+            if matches!(freed, Err(DataFetchError::NoHoles { .. })) {
+                self.order.lift_limit();
+            }
+            freed?;
+        }
+        Ok(())
+    }
+
     fn shard_task(&mut self, request: ShardChunks, route: &DataRoute) -> ShardTask {
         let ShardChunks { store, shard, .. } = request;
         let mut shards = self.job.job.stores[store].shards();
@@ -150,6 +155,7 @@ impl ShardFetch {
             arriving: self.arriving.remove(&(store, shard)),
             corpus: self.corpus.clone(),
             local: self.local.clone(),
+            is_limited: self.order.is_limited(),
             route: route.clone(),
             damaged: Vec::new(),
             request,
@@ -164,7 +170,9 @@ struct ShardTask {
     corpus: Arc<TrainingData>,
     /// The shard's file, if it is open and not whole.
     arriving: Option<ArrivingData>,
-    local: Vec<String>,
+    local: DataSettings,
+    /// Whether chunks of it are evicted: it is whole for a time at most, and gets no name.
+    is_limited: bool,
     route: DataRoute,
     damaged: Vec<DamagedCopy>,
 }
@@ -197,7 +205,8 @@ impl ShardTask {
             let nodes = wanted.fetch_chunks(arriving, missing, on_chunk).await?;
             self.damaged.extend(damaged_copies(self.name, nodes));
         }
-        if store.has_shard(shard)
+        if !self.is_limited
+            && store.has_shard(shard)
             && let Some(arriving) = self.arriving.take()
         {
             arriving.publish().await?;
@@ -210,7 +219,7 @@ impl ShardTask {
     async fn open(&mut self, store: &TokenStore) -> Result<(), FetchError> {
         let shard = self.request.shard;
         let manifest = store.manifest().clone();
-        let folders = self.local.clone();
+        let folders = self.local.paths.clone();
         let progress = self.route.progress.clone();
         let found = tokio::task::spawn_blocking(move || {
             find_shard(&manifest, shard, &folders, &|bytes| progress.add(bytes))
@@ -218,7 +227,8 @@ impl ShardTask {
         if let Some(path) = found.await.map_err(|_| FetchError::Interrupted)? {
             return Ok(store.map_whole(shard, path)?);
         }
-        let (opened, nodes) = wanted(self.name, &self.route).open().await?;
+        let bytes_max = self.local.cache.map_or(u64::MAX, |cache| cache.0);
+        let (opened, nodes) = wanted(self.name, &self.route).open(bytes_max).await?;
         self.damaged.extend(damaged_copies(self.name, nodes));
         match opened {
             OpenedData::Whole => {

@@ -40,6 +40,7 @@ use super::recovery;
 use super::solver::SolverThread;
 use super::stores::{OpenStores, StoreLocations, StoreOpenError};
 use super::worker::{self, WorkerParts, WorkerSetup};
+use zbelastic_machine::data_fetch::DataSettings;
 use zbelastic_machine::machine_id::machine_number;
 use zbelastic_machine::own_address::reachable_addresses;
 use zbelastic_machine::peak_rates::PeakRatesByPrecision;
@@ -72,8 +73,8 @@ pub struct WorkerProfile {
     pub resources: Resources,
     /// What it multiplies and adds at best, if that was measured.
     pub peak: Option<PeakRatesByPrecision>,
-    /// Paths of texts that `--data-path` named.
-    pub data_paths: Vec<String>,
+    /// What was typed about data on its machine.
+    pub data: DataSettings,
     /// The source of the preemption notices that it polls.
     pub notice_source: NoticeSource,
     /// The zone that its cloud named at this start; one that was typed goes before it.
@@ -241,7 +242,7 @@ pub async fn run_worker<M: WorkerDevice>(
         contact,
         resources: profile.resources,
         peak: profile.peak,
-        data_paths: profile.data_paths,
+        data: profile.data,
         node_record: node_record.clone(),
         writer: NodeRecordWriter::start(node.folder.clone()),
         credentials: node.credentials.clone(),

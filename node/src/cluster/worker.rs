@@ -30,6 +30,7 @@ use zbelastic_consensus::session::{
 };
 use zbelastic_identity::{PeerIdentity, PeerRole};
 use zbelastic_kernels::Precision;
+use zbelastic_machine::data_fetch::DataSettings;
 use zbelastic_machine::layer_snapshot::{LAYER_SNAPSHOTS, LayerSnapshots, SNAPSHOT_MEMORY_MAX};
 use zbelastic_machine::peak_rates::{PeakRates, PeakRatesByPrecision};
 use zbelastic_machine::resident_memory;
@@ -71,8 +72,8 @@ const FETCHES_MAX: usize = 4096;
 
 struct WorkerNode {
     ports: WorkerPorts,
-    /// Paths of texts that `--data-path` named.
-    data_paths: Vec<String>,
+    /// What was typed about data on this machine.
+    data: DataSettings,
     identity: PathBuf,
     connections: PeerConnections,
     certificate: WorkerCertificate,
@@ -169,7 +170,7 @@ impl WorkerNode {
                 data_fetches: DataFetches::default(),
                 exit: None,
             },
-            data_paths: setup.data_paths,
+            data: setup.data,
             certificate: WorkerCertificate::new(setup.credentials, setup.identity.clone()),
             identity: setup.identity,
             connections,

@@ -110,7 +110,7 @@ impl WorkerNode {
         if self.job.lacks_step(&load.plan, self.ports.me, load.turn.step) {
             let ports = (&mut self.ports, self.connections.roster());
             let command = WorkerCommand::Load(load);
-            return self.job.await_shards(command, ports, self.data_paths.clone());
+            return self.job.await_shards(command, ports, self.data.clone());
         }
         let len = |layer| self.job.layer_len(layer);
         let plan = (&*load.plan, self.ports.me);
@@ -137,6 +137,6 @@ impl WorkerNode {
 
     fn begin_job(&mut self, spec: &JobSpec, command: WorkerCommand) {
         let ports = (&mut self.ports, self.connections.roster());
-        self.job.begin(spec, command, ports, self.data_paths.clone());
+        self.job.begin(spec, command, ports, self.data.paths.clone());
     }
 }

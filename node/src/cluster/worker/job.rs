@@ -14,7 +14,6 @@ use zbelastic_consensus::session::WorkerCommand;
 use zbelastic_data::training_data::TrainingData;
 use zbelastic_policy::held_commands::{drop_superseded, needs_data};
 use zbelastic_policy::roster::Roster;
-use zbelastic_trainer::data::BatchSource;
 use zbelastic_trainer::elastic::{StateLen, image_bytes};
 use zbelastic_trainer::model::{LayerSpec, model_layers};
 use zbelastic_types::{ClusterId, Digest, LayerId, NodeId, RunId, Step};
@@ -28,10 +27,11 @@ use crate::cluster::data::{DamagedCopy, FetchError, FetchedJob, damaged_text, fe
 use crate::cluster::device::{DeviceInput, DeviceJob};
 use crate::cluster::kept_data::{DataRoute, keep_data};
 use crate::cluster::process_exit::ProcessExit;
-use crate::cluster::shard_fetch::{RoundOutcome, ShardFetch, ShardRound, run_steps};
+use crate::cluster::shard_fetch::{RoundOutcome, ShardFetch, ShardRound};
 use crate::cluster::stores::StoreLocations;
 use zbelastic_config::NoticePolicy;
 use zbelastic_kernels::Precision;
+use zbelastic_machine::data_fetch::DataSettings;
 use zbelastic_machine::device_links::LinkPlan;
 use zbelastic_machine::second_store::SECOND_STORE;
 use zbelastic_policy::WorkCounter;
@@ -169,10 +169,10 @@ impl WorkerJob {
         let config = &job.document.job.config;
         // Behind the last step nothing is read but held-out text, which the stage waits for.
         let is_read = step.0 < config.steps;
-        let step = run_steps(config).batch_step(step.0);
+        let step = config.run_steps().batch_step(step.0);
         mixture.demand(step);
         reads_tokens(plan, me, config.tokens.packing)
-            && (mixture.stores().is_empty() || is_read && !mixture.has_step(step))
+            && (mixture.stores().is_empty() || is_read && !mixture.holds_step(step))
     }
 
     /// Holds a command back while the job's text or what its first step reads is fetched. Yields it if
@@ -273,7 +273,7 @@ impl WorkerJob {
         &mut self,
         command: WorkerCommand,
         ports: (&mut WorkerPorts, &Roster),
-        local: Vec<String>,
+        local: DataSettings,
     ) {
         let Some(job) = self.active_mut() else { return };
         job.awaiting_shards = Some([command].into());

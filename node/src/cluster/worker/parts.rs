@@ -6,6 +6,7 @@ use tokio::sync::mpsc;
 use zbelastic_consensus::contact::Contact;
 use zbelastic_consensus::member::Resources;
 use zbelastic_identity::Credentials;
+use zbelastic_machine::data_fetch::DataSettings;
 use zbelastic_machine::peak_rates::PeakRatesByPrecision;
 use zbelastic_preemption::NoticeWatch;
 use zbelastic_transport::{EventQueue, Transport};
@@ -32,9 +33,8 @@ pub struct WorkerSetup {
     pub resources: Resources,
     /// What it multiplies and adds at best, if that was measured.
     pub peak: Option<PeakRatesByPrecision>,
-    /// Paths of texts that `--data-path` named; another text is fetched from the nodes that have
-    /// it.
-    pub data_paths: Vec<String>,
+    /// What was typed about data on this machine.
+    pub data: DataSettings,
     /// The record that this node keeps about itself between two starts.
     pub node_record: NodeRecord,
     /// Writes changes of the node record to disk.

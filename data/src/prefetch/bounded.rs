@@ -1,0 +1,162 @@
+//! The order on a node whose disk takes fewer chunks than its run reads: those stay whose next read
+//! comes first, and the others make room for them, that which is read last at first.
+//!
+//! Which step reads what is a pure function, so this is the choice that fetches least (Belady's), as
+//! far as steps are looked at.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
+use zbelastic_types::{Bytes, Step};
+
+use super::{PrefetchAction, RunSteps, STEPS_AHEAD_MIN, ShardChunks, by_shard, steps_ahead};
+use crate::mixture::StoreMixture;
+use crate::store::ShardChunk;
+
+/// Fewer bytes of shards may be kept than a run needs to go on.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{found} of token stores may be kept here (--data-cache), and a step with the next one and held-out text reads \
+     {needed} of them, {} bytes: say more", needed.0
+)]
+pub struct ShardCacheShortage {
+    /// The bytes that may be kept.
+    pub found: Bytes,
+    /// The bytes of the chunks that two steps and held-out text read.
+    pub needed: Bytes,
+}
+
+/// Chunks in the order in which they are read next.
+struct NextReads<'a> {
+    mixture: &'a StoreMixture,
+    order: Vec<(usize, ShardChunk)>,
+    /// The place of each in the order.
+    places: BTreeMap<(usize, ShardChunk), usize>,
+}
+
+impl<'a> NextReads<'a> {
+    const fn new(mixture: &'a StoreMixture) -> Self {
+        Self { mixture, order: Vec::new(), places: BTreeMap::new() }
+    }
+
+    /// Chunks of files that were whole when they were mapped take no room here.
+    fn add(&mut self, windows: impl Iterator<Item = (usize, u64)>) {
+        let mixture = self.mixture;
+        for chunk in mixture.chunks_of(windows) {
+            if mixture.stores()[chunk.0].arrives(chunk.1.shard)
+                && let Entry::Vacant(place) = self.places.entry(chunk)
+            {
+                place.insert(self.order.len());
+                self.order.push(chunk);
+            }
+        }
+    }
+
+    fn add_step(&mut self, batch_step: Step) {
+        self.add(self.mixture.cursor().step_windows(batch_step));
+    }
+}
+
+/// Checks that a disk that takes `found` bytes of shards takes what the demanded step reads, or one of the
+/// next, with the step behind it, since that one is fetched meanwhile, and with held-out text.
+pub(super) fn check(
+    run: RunSteps,
+    found: Bytes,
+    mixture: &StoreMixture,
+) -> Result<(), ShardCacheShortage> {
+    let demanded = run.own_step(mixture.demanded());
+    let needed_from = |step: u64| {
+        let mut reads = NextReads::new(mixture);
+        reads.add(mixture.held_out_places());
+        (step..run.count.min(step + 2)).for_each(|step| reads.add_step(run.batch_step(step)));
+        reads.order.len() as u64
+    };
+    let chunks = (demanded..demanded + STEPS_AHEAD_MIN).map(needed_from).max().unwrap_or(0);
+    let needed = Bytes(chunks * mixture.chunk_bytes());
+    if needed > found { Err(ShardCacheShortage { found, needed }) } else { Ok(()) }
+}
+
+/// Evicts what has to go, and yields what is fetched, of which there is room for all: `fetched_max`
+/// chunks at most.
+pub(super) fn next(
+    run: RunSteps,
+    chunks_max: usize,
+    mixture: &StoreMixture,
+    fetched_max: usize,
+) -> PrefetchAction {
+    let unopened = unopened(mixture);
+    if !unopened.is_empty() {
+        return PrefetchAction::Fetch { evicted: Vec::new(), wanted: unopened };
+    }
+    let demanded = run.own_step(mixture.demanded());
+    let mut reads = NextReads::new(mixture);
+    let is_demanded = demanded < run.count;
+    let now = is_demanded.then(|| run.batch_step(demanded)).into_iter().chain(mixture.claimed());
+    now.for_each(|step| reads.add_step(step));
+    reads.add(mixture.held_out_places());
+    // Where they are more than may be kept, which `check` did not find to be so of the steps that it
+    // looked at, they come nevertheless: the run goes on, and those behind are fewer.
+    let chunks_max = chunks_max.max(reads.order.len());
+    let mut steps = demanded + 1..run.count.min(demanded + steps_ahead(mixture));
+    while reads.order.len() < chunks_max
+        && let Some(step) = steps.next()
+    {
+        reads.add_step(run.batch_step(step));
+    }
+    let kept = reads.order.iter().take(chunks_max).copied();
+    let mut missing: Vec<_> = kept.filter(|chunk| !mixture.has_chunk(*chunk)).collect();
+    missing.truncate(fetched_max);
+    let here = chunks_here(mixture);
+    let excess = (here.len() + missing.len()).saturating_sub(chunks_max);
+    let evicted = if excess == 0 {
+        Vec::new()
+    } else {
+        steps.for_each(|step| reads.add_step(run.batch_step(step)));
+        mixture.evict(read_last(&reads, &here, chunks_max, excess))
+    };
+    // A step that was claimed meanwhile kept its chunks.
+    missing.truncate(chunks_max.saturating_sub(here.len() - evicted.len()));
+    if evicted.is_empty() && missing.is_empty() {
+        return PrefetchAction::Wait;
+    }
+    PrefetchAction::Fetch { evicted: by_shard(evicted), wanted: by_shard(missing) }
+}
+
+/// Shards that are not mapped, without chunks: their files may have some of a process before this one,
+/// which take room.
+fn unopened(mixture: &StoreMixture) -> Vec<ShardChunks> {
+    let stores = mixture.stores().iter().enumerate();
+    let shards = stores.flat_map(|(index, store)| {
+        let shards = 0..store.manifest().shards.len();
+        let unopened = shards.filter(|shard| !store.is_mapped(*shard));
+        unopened.map(move |shard| ShardChunks { store: index, shard, chunks: Vec::new() })
+    });
+    shards.collect()
+}
+
+/// Chunks that take room here.
+fn chunks_here(mixture: &StoreMixture) -> Vec<(usize, ShardChunk)> {
+    let stores = mixture.stores().iter().enumerate();
+    let chunks = stores.flat_map(|(index, store)| {
+        let arriving = store.chunks().filter(|chunk| store.arrives(chunk.shard));
+        arriving.filter(|chunk| store.has_chunk(*chunk)).map(move |chunk| (index, chunk))
+    });
+    chunks.collect()
+}
+
+/// `count` of the chunks that are here, if there are as many behind the first `kept` reads: those that
+/// no step reads that was looked at, and then those that are read last.
+fn read_last(
+    reads: &NextReads<'_>,
+    here: &[(usize, ShardChunk)],
+    kept: usize,
+    count: usize,
+) -> Vec<(usize, ShardChunk)> {
+    let place =
+        |chunk: &(usize, ShardChunk)| reads.places.get(chunk).copied().unwrap_or(usize::MAX);
+    let mut others: Vec<_> = here.iter().filter(|chunk| place(chunk) >= kept).copied().collect();
+    others.sort_by_key(|chunk| Reverse(place(chunk)));
+    others.truncate(count);
+    others
+}
