@@ -1,6 +1,7 @@
 //! Token stores in a cluster: who fetches shards, and what a kill on the way changes.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -98,6 +99,33 @@ fn a_first_stage_that_is_killed_while_it_fetches_changes_no_bit() {
     assert_eq!(kept(&cluster, &first, "part") + kept(&cluster, &first, "data"), 1);
     cluster.restart(node, &["join", "--spot", "none"]);
     assert_eq!(cluster.digest(STEPS).to_string(), undisturbed(&cluster));
+}
+
+/// The disks of workers take half of the shard, of which 40 steps read nearly all: chunks go and come
+/// again.
+#[test]
+fn workers_that_keep_half_of_a_shard_train_the_same_bits() {
+    let mut cluster = SpawnedCluster::new();
+    let nodes = ["a", "b"];
+    nodes.iter().for_each(|node| cluster.join_with(node, &["--data-cache", "24MiB"]));
+    let config = configured(&cluster, 24 << 20);
+    let toml = fs::read_to_string(&config).expect("written");
+    let toml = toml.replace("[train]\n", "[train]\nglobal_batch = 8\nmicrobatch = 4\n");
+    fs::write(&config, toml).expect("writable");
+    printed(&cluster, &["run", "run.toml", "--detach"]);
+    assert_eq!(cluster.digest(STEPS).to_string(), undisturbed(&cluster));
+    for node in nodes {
+        assert_eq!(kept(&cluster, node, "data"), 0, "no shard is whole");
+        let folder = cluster.root.path().join(node).join("data");
+        let files = fs::read_dir(folder).expect("there").flatten();
+        let parts: Vec<_> =
+            files.filter(|file| file.path().extension().is_some_and(|it| it == "part")).collect();
+        assert_eq!(parts.len(), 1);
+        let found = parts[0].metadata().expect("there");
+        assert!(found.len() > 48 << 20, "{} bytes", found.len());
+        // What the file system writes beside the chunks is far below a mebibyte.
+        assert!(found.blocks() * 512 < 25 << 20, "{} bytes on the disk", found.blocks() * 512);
+    }
 }
 
 /// A cluster has a run's tokens and the hash of what made them; the files lie where it was submitted.

@@ -90,11 +90,7 @@ pub(super) fn next(
         return PrefetchAction::Fetch { evicted: Vec::new(), wanted: unopened };
     }
     let demanded = run.own_step(mixture.demanded());
-    let mut reads = NextReads::new(mixture);
-    let is_demanded = demanded < run.count;
-    let now = is_demanded.then(|| run.batch_step(demanded)).into_iter().chain(mixture.claimed());
-    now.for_each(|step| reads.add_step(step));
-    reads.add(mixture.held_out_places());
+    let mut reads = read_now(run, demanded, mixture);
     // Where they are more than may be kept, which `check` did not find to be so of the steps that it
     // looked at, they come nevertheless: the run goes on, and those behind are fewer.
     let chunks_max = chunks_max.max(reads.order.len());
@@ -121,6 +117,16 @@ pub(super) fn next(
         return PrefetchAction::Wait;
     }
     PrefetchAction::Fetch { evicted: by_shard(evicted), wanted: by_shard(missing) }
+}
+
+/// What is kept in any case: what the demanded step reads, the one that the device is in, and held-out
+/// text.
+fn read_now(run: RunSteps, demanded: u64, mixture: &StoreMixture) -> NextReads<'_> {
+    let mut reads = NextReads::new(mixture);
+    let step = (demanded < run.count).then(|| run.batch_step(demanded));
+    step.into_iter().chain(mixture.claimed()).for_each(|step| reads.add_step(step));
+    reads.add(mixture.held_out_places());
+    reads
 }
 
 /// Shards that are not mapped, without chunks: their files may have some of a process before this one,
