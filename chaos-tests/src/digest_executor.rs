@@ -1,33 +1,34 @@
 //! The digest model's stage executor and copies.
 
+mod factory;
+
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
-use std::sync::Arc;
 
 use zbelastic_consensus::validation::TensorSum;
-use zbelastic_kernels::{
-    AllocateError, DeviceFault, LossScale, Pending, PendingFloats, TensorHandle,
-};
-use zbelastic_schedule::{Flow, Pass, Placement, TreeSide};
+use zbelastic_kernels::{DeviceFault, LossScale, Pending, PendingFloats, TensorHandle};
+use zbelastic_schedule::{Flow, Pass, Placement, PlacementShards, TreeSide};
 use zbelastic_trainer::data::TokenBatch;
-use zbelastic_trainer::elastic::{LayerImage, StageFactory};
-use zbelastic_trainer::model::{ShardPart, TiedEnd, TiedParts};
+use zbelastic_trainer::elastic::LayerImage;
+use zbelastic_trainer::model::{TiedEnd, TiedParts};
 use zbelastic_trainer::outer::OuterWeights;
 use zbelastic_trainer::plan::{LaneAddition, LaneMemory, LaneOrder};
 use zbelastic_trainer::stage::{
     GradientExecutor, Injection, OperationClock, OuterExecutor, PassExecutor, SealedState,
-    StageExecutor, StageSetup, StashStoreError, UpdateExecutor, UpdateRequest,
+    StageExecutor, StashStoreError, UpdateExecutor, UpdateRequest,
 };
-use zbelastic_types::{ChunkIndex, LayerId, MicrobatchIndex, SliceIndex, StageIndex, Step};
+use zbelastic_types::{ChunkIndex, LayerId, MicrobatchIndex, SliceIndex, Step};
 
 use crate::bug::{self, Bug};
-use crate::digest_layer::{DigestLayer, DigestLayerCopy};
+use crate::digest_layer::DigestLayer;
 use crate::digest_model::{
     DigestGradient, DigestShape, FRAME_LEN, mix, pack, passes, reduced_float, tokens, unpack,
 };
 use crate::numeric_faults::NumericFaults;
+
+pub use factory::DigestModel;
 
 /// The state that a pass keeps from F until W.
 #[derive(Clone, Debug, Default)]
@@ -71,16 +72,16 @@ pub struct DigestStageExecutor {
 impl DigestStageExecutor {
     /// The layers that this stage speaks for.
     fn layers(&self) -> impl Iterator<Item = &DigestLayer> {
-        self.layers_in(Placement::owned_layers)
+        self.layers_in(|shards, chunk, layers| shards.owned(chunk, layers))
     }
 
     /// The layers of each chunk that are in a part of them.
     fn layers_in(
         &self,
-        part: fn(&Placement, ChunkIndex, Range<u32>) -> Range<u32>,
+        part: fn(PlacementShards<'_>, ChunkIndex, Range<u32>) -> Range<u32>,
     ) -> impl Iterator<Item = &DigestLayer> {
         self.chunks.iter().flat_map(move |(chunk, layers)| {
-            let within = part(&self.placement, *chunk, 0..layers.len() as u32);
+            let within = part(self.placement.shards(), *chunk, 0..layers.len() as u32);
             &layers[within.start as usize..within.end as usize]
         })
     }
@@ -467,7 +468,7 @@ impl UpdateExecutor for DigestStageExecutor {
         let ahead = if bug::is(Bug::M14UpdatesNotRolledBack) { self.dropped } else { 0 };
         let number = update.number + ahead;
         let update = UpdateRequest { number, ..update };
-        let is_sharded = self.placement.shard_count() > 1;
+        let is_sharded = self.placement.shards().count() > 1;
         for layer in self.layers_mut() {
             let candidate = layer.state.candidate(layer.g, update);
             let is_left_out = is_sharded && bug::is(Bug::M65ShardWithoutOwner);
@@ -531,7 +532,7 @@ impl SealedState for DigestStageExecutor {
     }
 
     fn twin_images(&self) -> Vec<LayerImage> {
-        let twins = self.layers_in(Placement::twin_layers);
+        let twins = self.layers_in(|shards, chunk, layers| shards.twins(chunk, layers));
         twins.map(|layer| layer.state.image(layer.id, layer.version)).collect()
     }
 }
@@ -551,80 +552,3 @@ impl OuterExecutor for DigestStageExecutor {
 }
 
 impl OperationClock for DigestStageExecutor {}
-
-/// The digest model of one node.
-#[derive(Clone, Debug)]
-pub struct DigestModel {
-    /// How the model is cut out.
-    pub shape: DigestShape,
-    /// The faults of this node's numbers.
-    pub faults: NumericFaults,
-    /// Gradients that a known bug leaves behind.
-    pub leftovers: Rc<RefCell<BTreeMap<LayerId, DigestGradient>>>,
-}
-
-impl StageFactory for DigestModel {
-    type Executor = DigestStageExecutor;
-    type Copy = DigestLayerCopy;
-
-    fn initial(&self, layer: LayerId) -> LayerImage {
-        self.shape.initial(layer).image(layer, Step(0))
-    }
-
-    fn fits(&self, image: &LayerImage) -> bool {
-        let model = self.shape.initial(image.layer).image(image.layer, image.version);
-        [(&image.w, &model.w), (&image.m, &model.m), (&image.v, &model.v)]
-            .iter()
-            .all(|(found, expected)| found.len() == expected.len())
-    }
-
-    fn executor(
-        &self,
-        setup: &StageSetup,
-        stage: StageIndex,
-        layers: &[Arc<LayerImage>],
-    ) -> Result<DigestStageExecutor, AllocateError> {
-        let mut images = layers.iter();
-        let mut chunks = BTreeMap::new();
-        for (chunk, range) in setup.plan.chunks_of(stage) {
-            let own = images.by_ref().take(range.ids().len());
-            let layer = |image: &Arc<LayerImage>| {
-                let leftover = self.leftovers.borrow().get(&image.layer).copied();
-                let part = setup.plan.shard_part(stage, chunk, image.layer.0);
-                let layer = match part {
-                    Some(ShardPart::Gathered) => DigestLayer::gathered(image),
-                    Some(ShardPart::Updated) | None => DigestLayer::of_image(image),
-                };
-                DigestLayer { g: leftover.unwrap_or_default(), ..layer }
-            };
-            chunks.insert(chunk, own.map(layer).collect::<Vec<_>>());
-        }
-        let lane_order = setup.plan.lane_order();
-        let nothing = vec![DigestGradient::default(); lane_order.levels()];
-        let waiting = |layers: &Vec<DigestLayer>| vec![nothing.clone(); layers.len()];
-        Ok(DigestStageExecutor {
-            shape: self.shape.clone(),
-            accumulated: chunks.keys().map(|chunk| (*chunk, 0)).collect(),
-            waiting: chunks.iter().map(|(chunk, layers)| (*chunk, waiting(layers))).collect(),
-            lane_order,
-            head_parts: BTreeMap::new(),
-            chunks,
-            stashes: BTreeMap::new(),
-            slice_count: setup.plan.program.slice_count,
-            placement: setup.plan.placement().clone(),
-            offloaded: BTreeMap::new(),
-            result: None,
-            faults: self.faults.clone(),
-            is_copied: setup.copies_wanted,
-            passes_run: 0,
-            turns_dropped: 0,
-            dropped: 0,
-            leftovers: self.leftovers.clone(),
-            is_first_turn: true,
-        })
-    }
-
-    fn copy(&self, image: &LayerImage) -> Result<DigestLayerCopy, AllocateError> {
-        Ok(DigestLayerCopy::new(self.shape.clone(), image))
-    }
-}

@@ -4,7 +4,6 @@
 mod table;
 
 use std::fmt;
-use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 use zbelastic_schedule::{Placement, Program, Window, check};
@@ -93,9 +92,11 @@ pub fn copies_at(wanted: u32, stage_count: u32) -> u32 {
 /// no layer.
 fn group_of(placement: &Placement, stage: StageIndex) -> Vec<StageIndex> {
     // The replicas of a stage's chunks stand together.
-    let own = placement.chunks_of(stage).find(|chunk| placement.speaks(*chunk));
+    let own = placement.chunks_of(stage).find(|chunk| placement.shards().speaks(*chunk));
     let group = own.into_iter().flat_map(|chunk| {
-        let has_shard = move |of: &ChunkIndex| placement.shard_of(*of) == placement.shard_of(chunk);
+        let has_shard = move |of: &ChunkIndex| {
+            placement.shards().of_replica(*of) == placement.shards().of_replica(chunk)
+        };
         placement.group_of(chunk).filter(has_shard)
     });
     let mut stages = Vec::new();
@@ -436,24 +437,6 @@ impl PlanRecord {
         position.map(|index| StageIndex(index as u32))
     }
 
-    /// The layers that a stage speaks for, chunk by chunk: its own. Of the replicas that update a layer
-    /// the first one's stage does, so that each layer has one owner.
-    pub fn layers_of(&self, stage: StageIndex) -> impl Iterator<Item = LayerId> + '_ {
-        self.layers_where(stage, Placement::owned_layers)
-    }
-
-    /// The layers that a stage updates and other stages speak for, or the stage itself as a first replica's:
-    /// those of later replicas, chunk by chunk.
-    pub fn twins_at(&self, stage: StageIndex) -> impl Iterator<Item = LayerId> + '_ {
-        self.layers_where(stage, Placement::twin_layers)
-    }
-
-    /// Every layer that a stage trains, chunk by chunk: also those whose candidates it gets from others, where
-    /// the optimizer is sharded.
-    pub fn layers_at(&self, stage: StageIndex) -> impl Iterator<Item = LayerId> + '_ {
-        self.layers_where(stage, |_, _, layers| layers)
-    }
-
     /// Whether a node trains the last layer, and so knows the loss.
     #[must_use]
     pub fn has_head(&self, node: NodeId) -> bool {
@@ -466,18 +449,6 @@ impl PlanRecord {
     pub fn trains(&self, node: NodeId, layer: LayerId) -> bool {
         let of_node = (0..).map(StageIndex).zip(&self.stages).filter(|(_, at)| at.node == node);
         of_node.flat_map(|(stage, _)| self.layers_at(stage)).any(|found| found == layer)
-    }
-
-    fn layers_where(
-        &self,
-        stage: StageIndex,
-        part: fn(&Placement, ChunkIndex, Range<u32>) -> Range<u32>,
-    ) -> impl Iterator<Item = LayerId> + '_ {
-        let placement = &self.program.placement;
-        let chunks = placement.chunks_of(stage);
-        let layers =
-            move |chunk: ChunkIndex| part(placement, chunk, self.chunks[chunk.index()].ids());
-        chunks.flat_map(layers).map(LayerId)
     }
 
     /// The stages of which `stage` keeps a copy.
@@ -571,7 +542,7 @@ impl PlanRecord {
         if let Some((chunk, twin)) = pairs.find(differ) {
             return Err(PlanRefusal::Twins { chunk, twin });
         }
-        let dealt = (0..).map(ChunkIndex).zip(placement.shards()).zip(&self.chunks);
+        let dealt = (0..).map(ChunkIndex).zip(placement.shards().layers()).zip(&self.chunks);
         for ((chunk, shards), layers) in dealt {
             let expected = layers.ids().len() as u64;
             let found = shards.iter().map(|count| u64::from(*count)).sum();

@@ -265,7 +265,7 @@ mod tests {
         let memory = MemoryPolicy { sharded: Some(1), ..job().memory };
         let job = PlannerJob { memory, ..job() };
         let whole = in_force(&job, (0..4).map(Some).collect());
-        assert_eq!(whole.record.program.placement.shard_count(), 2);
+        assert_eq!(whole.record.program.placement.shards().count(), 2);
         let plans = |left: &PlanInForce, nodes: &[NodeResources]| {
             retained_plans((&job, Window::One), left, nodes, &PaceEstimate::default())
         };

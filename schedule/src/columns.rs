@@ -125,7 +125,7 @@ mod tests {
         let sent = |op: &Op| match op {
             Op::Reduce(Reduction::Send(exchange), chunk) => {
                 let sibling = placement.sibling_at(*chunk, exchange.level());
-                let shards = placement.shard_count() as usize;
+                let shards = placement.shards().count() as usize;
                 let sibling = sibling.expect("it sends to one");
                 exchange.merged_floats(placement, sibling, &vec![LEN / shards; shards]).len()
             }
@@ -200,8 +200,8 @@ mod tests {
     fn all_end_with_the_tree(placement: &Placement, shards: &[usize]) {
         let (columns, len) = (placement.column_count() as usize, shards.iter().sum());
         let own = |chunk: ChunkIndex| {
-            let first = shards[..placement.shard_of(chunk) as usize].iter().sum();
-            first..first + shards[placement.shard_of(chunk) as usize]
+            let first = shards[..placement.shards().of_replica(chunk) as usize].iter().sum();
+            first..first + shards[placement.shards().of_replica(chunk) as usize]
         };
         // By replica and float: which replicas were added, in brackets.
         let leaf = |replica: usize| vec![replica.to_string(); len];

@@ -12,7 +12,7 @@ impl TreeExchange {
     /// from below the top down again. Where the optimizer is sharded, candidates come down instead of
     /// sums, from the levels at which shards were left to others. Nothing for one replica.
     pub fn all_of(placement: &Placement) -> impl Iterator<Item = Self> + use<> {
-        let sharded = placement.shard_levels();
+        let sharded = placement.shards().levels();
         let of_sums = placement.levels().rev().skip(1).filter(move |level| level.0 >= sharded);
         let of_candidates = placement.levels().rev().filter(move |level| level.0 < sharded);
         placement
@@ -43,7 +43,7 @@ impl TreeExchange {
         chunk: ChunkIndex,
         shards: &[usize],
     ) -> Range<usize> {
-        assert_eq!(shards.len(), placement.shard_count() as usize, "a length for each shard");
+        assert_eq!(shards.len(), placement.shards().count() as usize, "a length for each shard");
         let replica = placement.replica_of(chunk);
         let adds = match self {
             Self::Reduce(_) => replica,
@@ -54,7 +54,7 @@ impl TreeExchange {
             if adds >> level & 1 == 0 { range.start..middle } else { middle..range.end }
         };
         let halvings = self.halvings(placement);
-        let of_shards = halvings.min(u32::from(placement.shard_levels()));
+        let of_shards = halvings.min(u32::from(placement.shards().levels()));
         let left = (0..of_shards).fold(0..shards.len(), half);
         let start: usize = shards[..left.start].iter().sum();
         let floats = start..start + shards[left].iter().sum::<usize>();
@@ -71,6 +71,6 @@ impl TreeExchange {
     /// top, where both add all that they have left, if they have the same shard.
     fn halvings(self, placement: &Placement) -> u32 {
         let top = placement.replica_count().ilog2().saturating_sub(1);
-        (u32::from(self.level().0) + 1).min(top.max(u32::from(placement.shard_levels())))
+        (u32::from(self.level().0) + 1).min(top.max(u32::from(placement.shards().levels())))
     }
 }

@@ -53,7 +53,8 @@ pub use offload::{OffloadRequest, offload};
 pub use op::{Compute, Flow, MemoryOp, Op, OpParseError, Pass, Transfer, UpdateOp};
 pub use orders::{GenerateError, PipelineSize, check_size};
 pub use placement::{
-    NobodyLeft, Placement, PlacementError, PlacementShape, ShardError, TableError, deal_shards,
+    NobodyLeft, Placement, PlacementError, PlacementShape, PlacementShards, ShardError, TableError,
+    deal_shards,
 };
 pub use program::{Program, ProgramParseError, Window};
 pub use recompute::recompute;

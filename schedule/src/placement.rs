@@ -12,7 +12,7 @@ use zbelastic_types::{ChunkIndex, MicrobatchIndex, StageIndex};
 use crate::limits::{COLUMNS_MAX, TEXT_COUNT_MAX};
 use crate::op::Flow;
 
-pub use shards::{ShardError, deal_shards};
+pub use shards::{PlacementShards, ShardError, deal_shards};
 pub use table::{NobodyLeft, TableError};
 
 /// The stage of every chunk, in model order. Valid by construction: every stage from 0 to the
@@ -236,6 +236,41 @@ impl Placement {
     pub fn cross(stage_count: u32) -> Self {
         // The stages are those of a vee; what differs is where the model ends.
         Self { replica_count: 2, ..Self::vee(stage_count) }
+    }
+
+    /// The same with the layers of each chunk in shards (ZeRO stage 1, Rajbhandari et al., SC 2020, section
+    /// 5.1): `layers` counts those of each shard, by the chunk's place along the model. Of D replicas `D / shards` have
+    /// the moments of a shard's layers and update them, and the others get their candidate weights. With one
+    /// shard all update everything.
+    ///
+    /// # Errors
+    /// If shards are no power of two, not as many for every chunk, more than there are columns, or more than
+    /// one where a column runs in two directions or a stage stands in several columns, which would speak for
+    /// several shards.
+    pub fn sharded(self, layers: Vec<Vec<u32>>) -> Result<Self, ShardError> {
+        let columns = self.column_count;
+        let expected = self.chunks_per_replica();
+        let error = ShardError { expected, found: layers.len(), columns };
+        let shards = layers.first().map_or(0, Vec::len);
+        let are_alike = layers.iter().all(|of_chunk| of_chunk.len() == shards);
+        let are_counted = layers.iter().flatten().all(|count| *count <= TEXT_COUNT_MAX);
+        let is_legal = layers.len() == expected as usize
+            && are_alike
+            && are_counted
+            && shards.is_power_of_two()
+            && shards <= columns as usize
+            && (shards == 1 || (self.direction_count() == 1 && !self.is_table()));
+        match shards {
+            _ if !is_legal => Err(error),
+            1 => Ok(Self { shards: Vec::new(), ..self }),
+            _ => Ok(Self { shards: layers, ..self }),
+        }
+    }
+
+    /// Which of its replicas update which layers.
+    #[must_use]
+    pub fn shards(&self) -> PlacementShards<'_> {
+        PlacementShards(self)
     }
 
     /// The shape that each column has; a single stage with one chunk counts as a line.

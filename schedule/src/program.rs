@@ -173,7 +173,7 @@ fn columns_text(placement: &Placement) -> String {
         1 => String::new(),
         count => format!(" replicas {count}"),
     };
-    let shards = match placement.shards() {
+    let shards = match placement.shards().layers() {
         [] => String::new(),
         shards => format!(" shards {}", joined(shards, u32::to_string)),
     };

@@ -333,9 +333,9 @@ impl<'a> SimulationClock<'a> {
 
     /// When the sums of all earlier stages have come down the pipeline to `stage`.
     fn prefix(&self, stage: StageIndex, step: u32) -> f64 {
-        let source = |stage: &StageIndex| self.placement.prefix_source(*stage);
+        let source = |stage: &StageIndex| self.placement.table().prefix_source(*stage);
         let chain: Vec<StageIndex> =
-            std::iter::successors(self.placement.prefix_source(stage), source).collect();
+            std::iter::successors(self.placement.table().prefix_source(stage), source).collect();
         let reports = &self.reports[step as usize];
         chain
             .iter()

@@ -172,7 +172,7 @@ impl<'a> Walk<'a> {
             UpdateOp::GateThis => prefix(step) == all,
             UpdateOp::Step => match self.program.window {
                 Some(Window::One) => {
-                    let source = self.program.placement.prefix_source(stage);
+                    let source = self.program.placement.table().prefix_source(stage);
                     source.is_none_or(|source| prefix(step) > source.index())
                 }
                 Some(Window::Zero) | None => true,

@@ -137,7 +137,7 @@ impl Campaign {
         let outcome = StageCluster::with_corpus(&setup, policy, 1, seed, corpus.clone()).run();
         let (kind, stages, replicas) = size;
         let cells = setup.plan.placement().table().cells();
-        let shards = setup.plan.placement().shards();
+        let shards = setup.plan.placement().shards().layers();
         let case = format!(
             "{lanes} lanes, {kind} {stages} x {replicas} {cells:?} {shards:?}, {window}, {fate:?}"
         );
@@ -146,7 +146,7 @@ impl Campaign {
         let sums: Vec<u64> = finals.map(|seal| seal.loss_sum_bits).collect();
         assert_eq!(sums, serial.1, "{case}");
         let placement = setup.plan.placement();
-        let holders = (placement.replica_count() / placement.shard_count()) as usize;
+        let holders = (placement.replica_count() / placement.shards().count()) as usize;
         assert_eq!(outcome.twins, (holders - 1) * model.layer_count() as usize, "{case}");
         self.clipped += outcome.verdicts("clip");
         self.rollbacks += outcome.rollbacks;
@@ -184,7 +184,7 @@ fn every_sharded_grid_has_the_bits_of_the_lanes() {
             for holders in [1, 2] {
                 let plan = Plan::new(request(&plain, batch(lanes), size, Window::One));
                 let sharded = plan.expect("it exists").with_shards(&plain, holders);
-                let count = sharded.placement().shard_count();
+                let count = sharded.placement().shards().count();
                 if count > 1 {
                     *shards.entry(count).or_insert(0) += 1;
                     campaign.check((lanes, size), |model, plan| plan.with_shards(model, holders));
@@ -467,7 +467,7 @@ fn moments_are_claimed_where_layers_are_updated() {
     };
     for holders in [1, 2] {
         let sharded = whole.clone().with_shards(&model, holders);
-        assert_eq!(sharded.placement().shard_count(), 4 / holders);
+        assert_eq!(sharded.placement().shards().count(), 4 / holders);
         let mut held = 0;
         for stage in (0..8).map(StageIndex) {
             let state =

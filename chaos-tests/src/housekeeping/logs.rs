@@ -3,15 +3,11 @@
 
 use std::collections::BTreeSet;
 
-use zbelastic_consensus::member::Role;
 use zbelastic_policy::disk_space::{DiskSpace, DiskSpaceShortage};
 use zbelastic_policy::full_logs::FullLogs;
 use zbelastic_types::NodeId;
 
 use super::cluster::HousekeepingCluster;
-use super::surroundings::HousekeepingSurroundings;
-use super::world::{HousekeepingEvent, MemberMessage};
-use crate::failure::{Invariant, LifeFailure};
 use crate::queue::VirtualTime;
 
 /// From a log that is nearly full, or has space again, to a leader that knows of it: a look at the disk every 5 s, and
@@ -30,7 +26,7 @@ pub struct ControllerLogs {
     /// Since when this controller leads, if it does.
     leads_since: Option<VirtualTime>,
     /// The controllers for whose logs it holds the run, if it leads.
-    held: BTreeSet<NodeId>,
+    pub(super) held: BTreeSet<NodeId>,
 }
 
 impl ControllerLogs {
@@ -40,14 +36,14 @@ impl ControllerLogs {
     }
 
     /// This controller leads, or does not. One that does not holds nothing.
-    fn note_leading(&mut self, leads: bool, now: VirtualTime) {
+    pub(super) fn note_leading(&mut self, leads: bool, now: VirtualTime) {
         self.leads_since = leads.then(|| self.leads_since.unwrap_or(now));
         if !leads {
             self.held.clear();
         }
     }
 
-    fn note_report(
+    pub(super) fn note_report(
         &mut self,
         node: NodeId,
         (space, low): DiskReport,
@@ -62,54 +58,12 @@ impl ControllerLogs {
     }
 }
 
-impl HousekeepingSurroundings<'_> {
-    /// Which controller leads now.
-    pub(super) fn note_leading(&mut self) {
-        let leader = self.cluster.leader();
-        let now = self.cluster.now;
-        for member in self.cluster.members.values_mut() {
-            member.process.logs.note_leading(leader == Some(member.node), now);
-        }
-    }
-
-    /// A controller has measured its disks: it sends that to the others.
-    pub(super) fn report_disk(&mut self, node: NodeId, report: DiskReport) {
-        if self.cluster.members[&node].role != Role::Controller {
-            return;
-        }
-        self.note_disk_report(node, node, report);
-        // No draw: reports change nothing of a life that nothing fills a log in.
-        let at = self.cluster.now.after(self.cluster.options.link_us);
-        for to in self.cluster.controllers().into_iter().filter(|to| *to != node) {
-            let message = MemberMessage::Disk(report);
-            self.queue.push(at, HousekeepingEvent::Message { from: node, to, message });
-        }
-    }
-
-    /// A member reports the space on its disks to a controller.
-    pub(super) fn note_disk_report(&mut self, node: NodeId, from: NodeId, report: DiskReport) {
-        let controllers = Vec::from_iter(self.cluster.controllers());
-        let leads = self.cluster.leader() == Some(node);
-        let member = self.cluster.members.get_mut(&node).expect("a member");
-        member.process.logs.note_report(from, report, (&controllers, leads));
-    }
-
-    /// Whether the leader holds the run for want of space for logs, as it is to seal a version.
-    pub(super) fn is_held_for_logs(&mut self, leader: NodeId) -> bool {
-        let held = self.cluster.members[&leader].process.logs.held.clone();
-        if !held.is_empty() {
-            self.line(|| format!("n{leader} holds the run for the logs of {held:?}"));
-        }
-        if let Some(message) = broken_hold(&self.cluster, leader, !held.is_empty()) {
-            self.check.fail(LifeFailure::safety(Invariant::H14, message));
-        }
-        self.check.note_held(!held.is_empty());
-        !held.is_empty()
-    }
-}
-
 /// H14: why a leader that is to seal a version may not hold the run, or has to hold it.
-fn broken_hold(cluster: &HousekeepingCluster, leader: NodeId, is_held: bool) -> Option<String> {
+pub(super) fn broken_hold(
+    cluster: &HousekeepingCluster,
+    leader: NodeId,
+    is_held: bool,
+) -> Option<String> {
     let leads_since = cluster.members[&leader].process.logs.leads_since?;
     let controllers = cluster.controllers();
     let is_known = |node: &NodeId| {

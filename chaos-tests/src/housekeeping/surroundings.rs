@@ -9,9 +9,11 @@ use super::certificates::{LIFE_S, window_from};
 use super::check::HousekeepingChecker;
 use super::cluster::HousekeepingCluster;
 use super::disk::{MemberDisk, MemberTexts};
+use super::logs::{DiskReport, broken_hold};
 use super::member::{HousekeepingMember, MemberProcess, MemberProcessState};
 use super::rotation::MemberAuthority;
 use super::world::{HousekeepingEvent, MemberMessage};
+use crate::failure::{Invariant, LifeFailure};
 use crate::log::EventLog;
 use crate::queue::VirtualTimeQueue;
 use crate::random::Draws;
@@ -29,6 +31,50 @@ pub(super) struct HousekeepingSurroundings<'a> {
 }
 
 impl HousekeepingSurroundings<'_> {
+    /// Which controller leads now.
+    pub(super) fn note_leading(&mut self) {
+        let leader = self.cluster.leader();
+        let now = self.cluster.now;
+        for member in self.cluster.members.values_mut() {
+            member.process.logs.note_leading(leader == Some(member.node), now);
+        }
+    }
+
+    /// A controller has measured its disks: it sends that to the others.
+    pub(super) fn report_disk(&mut self, node: NodeId, report: DiskReport) {
+        if self.cluster.members[&node].role != Role::Controller {
+            return;
+        }
+        self.note_disk_report(node, node, report);
+        // No draw: reports change nothing of a life that nothing fills a log in.
+        let at = self.cluster.now.after(self.cluster.options.link_us);
+        for to in self.cluster.controllers().into_iter().filter(|to| *to != node) {
+            let message = MemberMessage::Disk(report);
+            self.queue.push(at, HousekeepingEvent::Message { from: node, to, message });
+        }
+    }
+
+    /// A member reports the space on its disks to a controller.
+    pub(super) fn note_disk_report(&mut self, node: NodeId, from: NodeId, report: DiskReport) {
+        let controllers = Vec::from_iter(self.cluster.controllers());
+        let leads = self.cluster.leader() == Some(node);
+        let member = self.cluster.members.get_mut(&node).expect("a member");
+        member.process.logs.note_report(from, report, (&controllers, leads));
+    }
+
+    /// Whether the leader holds the run for want of space for logs, as it is to seal a version.
+    pub(super) fn is_held_for_logs(&mut self, leader: NodeId) -> bool {
+        let held = self.cluster.members[&leader].process.logs.held.clone();
+        if !held.is_empty() {
+            self.line(|| format!("n{leader} holds the run for the logs of {held:?}"));
+        }
+        if let Some(message) = broken_hold(&self.cluster, leader, !held.is_empty()) {
+            self.check.fail(LifeFailure::safety(Invariant::H14, message));
+        }
+        self.check.note_held(!held.is_empty());
+        !held.is_empty()
+    }
+
     pub(super) fn line(&mut self, line: impl FnOnce() -> String) {
         let now = self.cluster.now;
         self.log.line(|| format!("{now} {}", line()));

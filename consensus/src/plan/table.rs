@@ -1,11 +1,45 @@
-//! Questions about plans in which a worker stands in several replicas.
+//! Which layers a stage of a plan has, and questions about plans in which a worker stands in several replicas.
 
-use zbelastic_types::StageIndex;
+use std::ops::Range;
+
+use zbelastic_schedule::PlacementShards;
+use zbelastic_types::{ChunkIndex, LayerId, StageIndex};
 
 use super::{PlanRecord, group_of};
 use crate::member::Holder;
 
 impl PlanRecord {
+    /// The layers that a stage speaks for, chunk by chunk: its own. Of the replicas that update a layer
+    /// the first one's stage does, so that each layer has one owner.
+    pub fn layers_of(&self, stage: StageIndex) -> impl Iterator<Item = LayerId> + '_ {
+        self.layers_where(stage, |shards, chunk, layers| shards.owned(chunk, layers))
+    }
+
+    /// The layers that a stage updates and other stages speak for, or the stage itself as a first replica's:
+    /// those of later replicas, chunk by chunk.
+    pub fn twins_at(&self, stage: StageIndex) -> impl Iterator<Item = LayerId> + '_ {
+        self.layers_where(stage, |shards, chunk, layers| shards.twins(chunk, layers))
+    }
+
+    /// Every layer that a stage trains, chunk by chunk: also those whose candidates it gets from others, where
+    /// the optimizer is sharded.
+    pub fn layers_at(&self, stage: StageIndex) -> impl Iterator<Item = LayerId> + '_ {
+        self.layers_where(stage, |_, _, layers| layers)
+    }
+
+    fn layers_where(
+        &self,
+        stage: StageIndex,
+        part: fn(PlacementShards<'_>, ChunkIndex, Range<u32>) -> Range<u32>,
+    ) -> impl Iterator<Item = LayerId> + '_ {
+        let placement = &self.program.placement;
+        let chunks = placement.chunks_of(stage);
+        let layers = move |chunk: ChunkIndex| {
+            part(placement.shards(), chunk, self.chunks[chunk.index()].ids())
+        };
+        chunks.flat_map(layers).map(LayerId)
+    }
+
     /// The other stages that train the layers that a stage speaks for, in the order of replicas.
     #[must_use]
     pub fn twins_of(&self, of: StageIndex) -> Vec<StageIndex> {

@@ -407,7 +407,8 @@ impl ControllerNode {
 
     fn handle_solver(&mut self, answer: SolverAnswer) {
         match answer {
-            SolverAnswer::Solved(SolvedPlan { number, solution, choice }) => {
+            SolverAnswer::Solved(solved) => {
+                let SolvedPlan { number, solution, choice } = *solved;
                 if let Some(choice) = choice {
                     self.ports.journal.log(choice.to_string());
                 }

@@ -31,7 +31,7 @@ pub struct SolvedPlan {
 /// The answers of the thread.
 pub enum SolverAnswer {
     /// To a request for a plan.
-    Solved(SolvedPlan),
+    Solved(Box<SolvedPlan>),
     /// To the review of a plan.
     Reviewed(Box<ReviewedPlan>),
 }
@@ -111,7 +111,7 @@ impl SolverState {
                         Ok((solution, choice)) => (Ok(solution), choice),
                         Err(unsolvable) => (Err(unsolvable), None),
                     };
-                    let solved = SolvedPlan { number: request.number, solution, choice };
+                    let solved = Box::new(SolvedPlan { number: request.number, solution, choice });
                     let is_received = answers.blocking_send(SolverAnswer::Solved(solved)).is_ok();
                     if let Ok(job) = self.job(&request.spec) {
                         self.search.solve_ahead(&job, request.window, &request.nodes);

@@ -4,10 +4,9 @@
 //!   wait ──▶ translate ──▶ session.handle / device.send ──▶ perform outputs ──▶ wait
 //! ```
 //!
-//! The loop decides nothing of the protocol: the session's outputs are performed, and events are
-//! passed to it. Work that it waits for beside that belongs to components: each owns its fields,
-//! and writes to the ports ([`ports::WorkerPorts`]) the messages, commands, log lines and work
-//! beside the loop.
+//! The loop decides nothing of the protocol: the session's outputs are performed, and events are passed to
+//! it. Work that it waits for beside that belongs to components: each owns its fields, and writes to the
+//! ports ([`ports::WorkerPorts`]) the messages, commands, log lines and work beside the loop.
 
 mod certificate;
 mod commands;

@@ -1,9 +1,8 @@
 //! Questions about the replicas of the model: which exchange what, in which order.
 
-use std::collections::BTreeSet;
 use std::ops::Range;
 
-use zbelastic_types::{ChunkIndex, StageIndex};
+use zbelastic_types::ChunkIndex;
 
 use super::Placement;
 use crate::reduction::{TreeLevel, TreeSide};
@@ -40,45 +39,6 @@ impl Placement {
     pub fn side_of(&self, chunk: ChunkIndex, level: TreeLevel) -> TreeSide {
         let is_left = self.replica_of(chunk) >> level.0 & 1 == 0;
         if is_left { TreeSide::Left } else { TreeSide::Right }
-    }
-
-    /// The stages that read the sums of squares up to `stage`, its own among them: the one behind it
-    /// in its column, if its replica speaks for layers, and those in its place in columns that do not.
-    pub fn prefix_readers(&self, stage: StageIndex) -> impl Iterator<Item = StageIndex> + use<> {
-        let place = self.place_number(stage);
-        let at = |place: u32| {
-            (0..self.column_count).filter_map(move |c| self.table().stage_at(c, place))
-        };
-        // One that stands in several of them reads once.
-        let near: BTreeSet<StageIndex> = at(place).chain(at(place + 1)).collect();
-        let reads = |other: &StageIndex| self.prefix_source(*other) == Some(stage);
-        let mut readers: Vec<StageIndex> = near.into_iter().filter(reads).collect();
-        // The chain goes on first.
-        readers.sort_by_key(|other| self.place_number(*other) == place);
-        readers.into_iter()
-    }
-
-    /// The stage that `stage` has the sums of those before it from; none for the first of a column whose
-    /// replica speaks for layers: the first column's, or with a sharded optimizer the first for each shard. The others
-    /// have those of their place, of the replica that speaks for their shard.
-    #[must_use]
-    pub fn prefix_source(&self, stage: StageIndex) -> Option<StageIndex> {
-        let places = self.stages_per_column;
-        let [column, place] = if self.is_table() {
-            [self.table().columns_of(stage).next()?, self.place_number(stage)]
-        } else {
-            [stage.0 / places, stage.0 % places]
-        };
-        if column >= self.shard_count() {
-            self.table().stage_at(column % self.shard_count(), place)
-        } else {
-            self.table().stage_at(column, place.checked_sub(1)?)
-        }
-    }
-
-    /// The place of a stage in its columns, counted from 0.
-    fn place_number(&self, stage: StageIndex) -> u32 {
-        self.table().place_of(stage).0
     }
 
     /// The chunks of the same layers in all replicas, that of the first one first: `chunk` among them.

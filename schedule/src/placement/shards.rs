@@ -5,7 +5,6 @@ use std::ops::Range;
 use zbelastic_types::ChunkIndex;
 
 use super::Placement;
-use crate::limits::TEXT_COUNT_MAX;
 
 /// Shards that a placement cannot have.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -22,66 +21,41 @@ pub struct ShardError {
     pub columns: u32,
 }
 
-impl Placement {
-    /// The same with the layers of each chunk in shards (ZeRO stage 1, Rajbhandari et al., SC 2020, section
-    /// 5.1): `layers` counts those of each shard, by the chunk's place along the model. Of D replicas `D / shards` have
-    /// the moments of a shard's layers and update them, and the others get their candidate weights. With one
-    /// shard all update everything.
-    ///
-    /// # Errors
-    /// If shards are no power of two, not as many for every chunk, more than there are columns, or more than
-    /// one where a column runs in two directions or a stage stands in several columns, which would speak for
-    /// several shards.
-    pub fn sharded(self, layers: Vec<Vec<u32>>) -> Result<Self, ShardError> {
-        let columns = self.column_count;
-        let expected = self.chunks_per_replica();
-        let error = ShardError { expected, found: layers.len(), columns };
-        let shards = layers.first().map_or(0, Vec::len);
-        let are_alike = layers.iter().all(|of_chunk| of_chunk.len() == shards);
-        let are_counted = layers.iter().flatten().all(|count| *count <= TEXT_COUNT_MAX);
-        let is_legal = layers.len() == expected as usize
-            && are_alike
-            && are_counted
-            && shards.is_power_of_two()
-            && shards <= columns as usize
-            && (shards == 1 || (self.direction_count() == 1 && !self.is_table()));
-        match shards {
-            _ if !is_legal => Err(error),
-            1 => Ok(Self { shards: Vec::new(), ..self }),
-            _ => Ok(Self { shards: layers, ..self }),
-        }
-    }
+/// The shards of a placement: which layers of a chunk its replicas update.
+#[derive(Clone, Copy, Debug)]
+pub struct PlacementShards<'a>(pub(super) &'a Placement);
 
+impl<'a> PlacementShards<'a> {
     /// Shards of the layers of each chunk; one where the optimizer is not sharded.
     #[must_use]
-    pub fn shard_count(&self) -> u32 {
-        self.shards.first().map_or(1, Vec::len) as u32
+    pub fn count(self) -> u32 {
+        self.0.shards.first().map_or(1, Vec::len) as u32
     }
 
     /// Layers in each shard, by the place of their chunk along the model; nothing where the optimizer is not
     /// sharded.
     #[must_use]
-    pub fn shards(&self) -> &[Vec<u32>] {
-        &self.shards
+    pub fn layers(self) -> &'a [Vec<u32>] {
+        &self.0.shards
     }
 
     /// Levels of the tree at which replicas leave shards to others.
     #[must_use]
-    pub fn shard_levels(&self) -> u8 {
-        self.shard_count().ilog2() as u8
+    pub fn levels(self) -> u8 {
+        self.count().ilog2() as u8
     }
 
     /// The shard whose layers the replica of `chunk` updates: level by level the half that it adds.
     #[must_use]
-    pub fn shard_of(&self, chunk: ChunkIndex) -> u32 {
-        let replica = self.replica_of(chunk);
-        (0..self.shard_levels()).fold(0, |shard, level| shard << 1 | replica >> level & 1)
+    pub fn of_replica(self, chunk: ChunkIndex) -> u32 {
+        let replica = self.0.replica_of(chunk);
+        (0..self.levels()).fold(0, |shard, level| shard << 1 | replica >> level & 1)
     }
 
     /// The layers of a chunk that lie in a shard, of the chunk's `layers`.
     #[must_use]
-    pub fn layers_in_shard(&self, chunk: ChunkIndex, shard: u32, layers: Range<u32>) -> Range<u32> {
-        let Some(counts) = self.shards.get(self.position_of(chunk)) else { return layers };
+    pub fn layers_in(self, chunk: ChunkIndex, shard: u32, layers: Range<u32>) -> Range<u32> {
+        let Some(counts) = self.0.shards.get(self.0.position_of(chunk)) else { return layers };
         let before: u32 = counts[..shard as usize].iter().sum();
         let start = layers.end.min(layers.start + before);
         start..layers.end.min(start + counts[shard as usize])
@@ -89,41 +63,41 @@ impl Placement {
 
     /// The length of each shard of a chunk whose layers have these lengths: of its gradient, say.
     #[must_use]
-    pub fn shard_lens(&self, chunk: ChunkIndex, layers: &[usize]) -> Vec<usize> {
+    pub fn lens(self, chunk: ChunkIndex, layers: &[usize]) -> Vec<usize> {
         let len_of = |shard| {
-            let within = self.layers_in_shard(chunk, shard, 0..layers.len() as u32);
+            let within = self.layers_in(chunk, shard, 0..layers.len() as u32);
             layers[within.start as usize..within.end as usize].iter().sum()
         };
-        (0..self.shard_count()).map(len_of).collect()
+        (0..self.count()).map(len_of).collect()
     }
 
     /// The layers that the replica of `chunk` updates, of the chunk's `layers`: those of its shard.
     #[must_use]
-    pub fn updated_layers(&self, chunk: ChunkIndex, layers: Range<u32>) -> Range<u32> {
-        self.layers_in_shard(chunk, self.shard_of(chunk), layers)
+    pub fn updated(self, chunk: ChunkIndex, layers: Range<u32>) -> Range<u32> {
+        self.layers_in(chunk, self.of_replica(chunk), layers)
     }
 
     /// The layers that the replica of `chunk` speaks for, of the chunk's `layers`: it is the first of those that
     /// update them.
     #[must_use]
-    pub fn owned_layers(&self, chunk: ChunkIndex, layers: Range<u32>) -> Range<u32> {
-        let updated = self.updated_layers(chunk, layers);
+    pub fn owned(self, chunk: ChunkIndex, layers: Range<u32>) -> Range<u32> {
+        let updated = self.updated(chunk, layers);
         if self.speaks(chunk) { updated } else { updated.start..updated.start }
     }
 
     /// The layers that the replica of `chunk` updates beside the one that speaks for them, of the chunk's
     /// `layers`.
     #[must_use]
-    pub fn twin_layers(&self, chunk: ChunkIndex, layers: Range<u32>) -> Range<u32> {
-        let updated = self.updated_layers(chunk, layers);
+    pub fn twins(self, chunk: ChunkIndex, layers: Range<u32>) -> Range<u32> {
+        let updated = self.updated(chunk, layers);
         if self.speaks(chunk) { updated.start..updated.start } else { updated }
     }
 
     /// Whether the replica of `chunk` speaks for the layers that it updates: the first replica, or with a
     /// sharded optimizer the first of each shard.
     #[must_use]
-    pub fn speaks(&self, chunk: ChunkIndex) -> bool {
-        self.replica_of(chunk) < self.shard_count()
+    pub fn speaks(self, chunk: ChunkIndex) -> bool {
+        self.0.replica_of(chunk) < self.count()
     }
 }
 
@@ -176,13 +150,14 @@ mod tests {
         let lines = Placement::of_columns(PlacementShape::Line, 8, 8, 8).expect("legal");
         let sharded = lines.clone().sharded(vec![vec![1, 2, 3, 0]]).expect("legal");
         let chunks = (0..8).map(ChunkIndex);
-        let shards: Vec<u32> = chunks.clone().map(|chunk| sharded.shard_of(chunk)).collect();
+        let shards: Vec<u32> =
+            chunks.clone().map(|chunk| sharded.shards().of_replica(chunk)).collect();
         assert_eq!(shards, [0, 2, 1, 3, 0, 2, 1, 3]);
         let layers = 4..10;
-        let updated = chunks.clone().map(|chunk| sharded.updated_layers(chunk, layers.clone()));
+        let updated = chunks.clone().map(|chunk| sharded.shards().updated(chunk, layers.clone()));
         let by_replica = [4..5, 7..10, 5..7, 10..10];
         assert_eq!(updated.collect::<Vec<_>>(), [by_replica.clone(), by_replica.clone()].concat());
-        let owned = chunks.map(|chunk| sharded.owned_layers(chunk, layers.clone()));
+        let owned = chunks.map(|chunk| sharded.shards().owned(chunk, layers.clone()));
         let none = [4..4, 7..7, 5..5, 10..10];
         assert_eq!(owned.collect::<Vec<_>>(), [by_replica, none].concat());
         assert_eq!(lines.clone().sharded(vec![vec![6]]), Ok(lines));

@@ -1,5 +1,7 @@
 //! Tables: stages that stand at one place of several columns.
 
+use std::collections::BTreeSet;
+
 use zbelastic_types::{ChunkIndex, StageIndex};
 
 use super::{Placement, PlacementError, PlacementShape, ShardError};
@@ -171,6 +173,38 @@ impl<'a> PlacementTable<'a> {
         self.0.group_of(chunk).find(|found| self.0.stage_of(*found) == stage).unwrap_or(chunk)
     }
 
+    /// The stages that read the sums of squares up to `stage`, its own among them: the one behind it
+    /// in its column, if its replica speaks for layers, and those in its place in columns that do not.
+    pub fn prefix_readers(self, stage: StageIndex) -> impl Iterator<Item = StageIndex> + use<> {
+        let place = self.place_of(stage).0;
+        let at = |place: u32| (0..self.0.column_count).filter_map(move |c| self.stage_at(c, place));
+        // One that stands in several of them reads once.
+        let near: BTreeSet<StageIndex> = at(place).chain(at(place + 1)).collect();
+        let reads = |other: &StageIndex| self.prefix_source(*other) == Some(stage);
+        let mut readers: Vec<StageIndex> = near.into_iter().filter(reads).collect();
+        // The chain goes on first.
+        readers.sort_by_key(|other| self.place_of(*other).0 == place);
+        readers.into_iter()
+    }
+
+    /// The stage that `stage` has the sums of those before it from; none for the first of a column whose
+    /// replica speaks for layers: the first column's, or with a sharded optimizer the first for each shard. The others
+    /// have those of their place, of the replica that speaks for their shard.
+    #[must_use]
+    pub fn prefix_source(self, stage: StageIndex) -> Option<StageIndex> {
+        let places = self.0.stages_per_column;
+        let [column, place] = if self.0.is_table() {
+            [self.columns_of(stage).next()?, self.place_of(stage).0]
+        } else {
+            [stage.0 / places, stage.0 % places]
+        };
+        if column >= self.0.shards().count() {
+            self.stage_at(column % self.0.shards().count(), place)
+        } else {
+            self.stage_at(column, place.checked_sub(1)?)
+        }
+    }
+
     /// The table, without shards, in which the places of the stages in `lost` stand on others of the same place, each
     /// on one that stands in fewest columns, of these on the one whose sums meet the lost stage's first
     /// in the tree of the columns; and the stages of this table that its stages are.
@@ -316,10 +350,10 @@ mod tests {
         assert_eq!(first, [0, 1, 0, 3]);
         let chunks: Vec<_> = table.chunks_of(StageIndex(0)).collect();
         assert_eq!((chunks, table.chunks_per_stage()), (vec![ChunkIndex(0), ChunkIndex(2)], 1));
-        let readers = |stage| table.prefix_readers(StageIndex(stage)).collect::<Vec<_>>();
+        let readers = |stage| table.table().prefix_readers(StageIndex(stage)).collect::<Vec<_>>();
         let one = vec![StageIndex(1)];
         assert_eq!([readers(0), readers(1), readers(2)], [one, vec![StageIndex(2)], vec![]]);
-        assert_eq!(table.prefix_source(StageIndex(2)), Some(StageIndex(1)));
+        assert_eq!(table.table().prefix_source(StageIndex(2)), Some(StageIndex(1)));
     }
 
     /// Also a stage whose columns are not next to each other has the sums sent to it once.
@@ -328,7 +362,7 @@ mod tests {
         let grid = Placement::of_columns(PlacementShape::Line, 8, 8, 8).expect("legal");
         let (table, _) = grid.table().rerouted(&[6, 7].map(StageIndex)).expect("others are left");
         assert_eq!(table.table().cells(), [0, 1, 2, 3, 4, 5, 4, 5].map(StageIndex));
-        let readers: Vec<_> = table.prefix_readers(StageIndex(0)).collect();
+        let readers: Vec<_> = table.table().prefix_readers(StageIndex(0)).collect();
         assert_eq!(readers, [1, 2, 3, 4, 5].map(StageIndex));
     }
 

@@ -140,9 +140,10 @@ fn siblings_have_the_subtrees_next_to_each_other() {
     assert_eq!(lines.replicas_below(ChunkIndex(5), TreeLevel(1)), 2..4);
     let sides = [0, 1].map(|level| lines.side_of(ChunkIndex(5), TreeLevel(level)));
     assert_eq!(sides, [TreeSide::Left, TreeSide::Right]);
-    let readers = |stage| lines.prefix_readers(StageIndex(stage)).map(|s| s.0).collect::<Vec<_>>();
+    let readers =
+        |stage| lines.table().prefix_readers(StageIndex(stage)).map(|s| s.0).collect::<Vec<_>>();
     assert_eq!((readers(0), readers(1), readers(2)), (vec![1, 2, 4, 6], vec![3, 5, 7], vec![]));
-    let sources = (0..8).map(|stage| lines.prefix_source(StageIndex(stage)).map(|s| s.0));
+    let sources = (0..8).map(|stage| lines.table().prefix_source(StageIndex(stage)).map(|s| s.0));
     let expected = [None, Some(0), Some(0), Some(1), Some(0), Some(1), Some(0), Some(1)];
     assert_eq!(sources.collect::<Vec<_>>(), expected);
     let group: Vec<_> = lines.group_of(ChunkIndex(5)).collect();

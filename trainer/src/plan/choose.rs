@@ -146,8 +146,8 @@ impl fmt::Display for PlanChoice {
             let stages = placement.stages_per_column();
             write!(f, "{stages} stages × {} replicas, ", placement.column_count())?;
         }
-        if placement.shard_count() > 1 {
-            write!(f, "optimizer in {} shards, ", placement.shard_count())?;
+        if placement.shards().count() > 1 {
+            write!(f, "optimizer in {} shards, ", placement.shards().count())?;
         }
         write!(f, "{kind}: planned bubble {:.1} %, {stage_bytes} a stage", 100.0 * bubble)?;
         let fitting = self.considered.iter().filter(|other| other.outcome.is_ok()).count();

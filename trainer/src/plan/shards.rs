@@ -43,19 +43,19 @@ impl Plan {
     /// Whether replicas share the optimizer's updates.
     #[must_use]
     pub fn is_sharded(&self) -> bool {
-        self.placement().shard_count() > 1
+        self.placement().shards().count() > 1
     }
 
     /// The layers of `chunk` that its replica updates: all of them if the optimizer is not sharded.
     #[must_use]
     pub fn updated_layers(&self, chunk: ChunkIndex) -> Range<u32> {
-        self.placement().updated_layers(chunk, self.layers_of(chunk).ids())
+        self.placement().shards().updated(chunk, self.layers_of(chunk).ids())
     }
 
     /// The layers of `chunk` that its replica speaks for: of the replicas that update a layer the first one.
     #[must_use]
     pub fn owned_layers(&self, chunk: ChunkIndex) -> Range<u32> {
-        self.placement().owned_layers(chunk, self.layers_of(chunk).ids())
+        self.placement().shards().owned(chunk, self.layers_of(chunk).ids())
     }
 
     /// What `stage` does of the updates of a layer of `chunk`; none if the optimizer is not sharded.
@@ -81,6 +81,6 @@ impl Plan {
         let layers = self.layers_of(chunk).ids();
         let lengths: Vec<usize> =
             layers.map(|layer| specs[layer as usize].gradient_len()).collect();
-        self.placement().shard_lens(chunk, &lengths)
+        self.placement().shards().lens(chunk, &lengths)
     }
 }

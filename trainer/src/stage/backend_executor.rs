@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use zbelastic_kernels::{AllocateError, Backend, DeviceFault, Pending, TensorHandle};
-use zbelastic_schedule::{Flow, Pass, Placement, live_passes_on};
+use zbelastic_schedule::{Flow, Pass, Placement, PlacementShards, live_passes_on};
 use zbelastic_types::{Bytes, ChunkIndex, StageIndex};
 
 use super::chunk_workspace::{ChunkWorkspace, StageLayers};
@@ -213,19 +213,19 @@ impl<B: Backend> BackendExecutor<B> {
     /// The layers that this stage speaks for, in model order within each chunk: those of first replicas, or of
     /// the first that update them.
     pub fn layers(&self) -> impl Iterator<Item = &LayerState<B>> {
-        self.layers_in(Placement::owned_layers)
+        self.layers_in(OWNED)
     }
 
     /// The layers that this stage updates beside another, which speaks for them.
     pub fn twin_layers(&self) -> impl Iterator<Item = &LayerState<B>> {
-        self.layers_in(Placement::twin_layers)
+        self.layers_in(TWINS)
     }
 
     /// The layers of each chunk that are in a part of them.
     fn layers_in(&self, part: LayerPart) -> impl Iterator<Item = &LayerState<B>> {
         self.chunks.keys().flat_map(move |chunk| {
             let layers = self.layers_at(*chunk);
-            let within = part(&self.placement, *chunk, 0..layers.len() as u32);
+            let within = part(self.placement.shards(), *chunk, 0..layers.len() as u32);
             &layers[within.start as usize..within.end as usize]
         })
     }
@@ -271,7 +271,7 @@ impl<B: Backend> BackendExecutor<B> {
     /// Puts the layers that this stage speaks for into the workspaces of the chunks that it does for.
     fn bring_owned(&mut self) {
         for chunk in self.chunk_indices() {
-            if self.placement.speaks(chunk) {
+            if self.placement.shards().speaks(chunk) {
                 self.bring_layers(chunk);
             }
         }
@@ -283,7 +283,7 @@ impl<B: Backend> BackendExecutor<B> {
         let Self { backend, chunks, placement, .. } = self;
         let owned = chunks.iter_mut().flat_map(|(chunk, workspace)| {
             let layers = workspace.chunk.layers_mut();
-            let within = placement.owned_layers(*chunk, 0..layers.len() as u32);
+            let within = placement.shards().owned(*chunk, 0..layers.len() as u32);
             &mut layers[within.start as usize..within.end as usize]
         });
         (backend, owned)
@@ -325,7 +325,12 @@ impl<B: Backend> BackendExecutor<B> {
 }
 
 /// Which layers of a chunk are meant, of all of them.
-type LayerPart = fn(&Placement, ChunkIndex, Range<u32>) -> Range<u32>;
+type LayerPart = fn(PlacementShards<'_>, ChunkIndex, Range<u32>) -> Range<u32>;
+
+/// Those that the chunk's replica speaks for.
+const OWNED: LayerPart = |shards, chunk, layers| shards.owned(chunk, layers);
+/// Those that it updates beside the one that speaks for them.
+const TWINS: LayerPart = |shards, chunk, layers| shards.twins(chunk, layers);
 
 impl<B: Backend> StageExecutor for BackendExecutor<B> {
     fn fault(&self) -> Option<DeviceFault> {

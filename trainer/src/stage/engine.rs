@@ -13,7 +13,7 @@ use super::events::{
     EngineActivity, EngineProgress, Event, EventRefusal, Output, StageSetup, Stop,
 };
 use super::executor::StageExecutor;
-use super::gathering::gathers_candidates;
+use super::gathering::{gather_next, gathers_candidates, run_candidates};
 use super::phase::EnginePhase;
 use super::runner::StageRunner;
 use super::validation::StageValidation;
@@ -173,7 +173,7 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
         match &self.phase {
             EnginePhase::Program(_) => self.drop_if_overruled().map_or_else(|| self.run_op(), Ok),
             EnginePhase::Settling => self.settle(),
-            EnginePhase::Gathering(_) => self.gather_next(),
+            EnginePhase::Gathering(_) => gather_next(self),
             EnginePhase::Evaluating(_) => self.evaluate_next(),
             EnginePhase::Finished => Ok(EngineProgress::Finished),
         }
@@ -193,7 +193,7 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
             Op::Transfer(transfer, flow, pass) => self.runner.run_transfer(transfer, flow, pass)?,
             Op::Update(update) => self.run_update(update)?,
             Op::Reduce(reduction, chunk) if gathers_candidates(&op) => {
-                self.run_candidates(reduction, chunk)?;
+                run_candidates(self, reduction, chunk)?;
             }
             Op::Reduce(reduction, chunk) => self.runner.run_reduction(reduction, chunk, losses)?,
             Op::Memory(memory, pass) => self.runner.run_memory(memory, pass)?,

@@ -36,79 +36,86 @@ pub(super) fn gathers_candidates(op: &Op) -> bool {
     }
 }
 
-impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
-    /// An operation of the program that gathers candidates.
-    pub(super) fn run_candidates(
-        &mut self,
-        reduction: Reduction,
-        chunk: ChunkIndex,
-    ) -> Result<(), Stop> {
-        match self.candidate_fate() {
-            CandidateFate::Expected => {
-                let losses = &mut self.phase.running().losses;
-                self.runner.run_reduction(reduction, chunk, losses)?;
-            }
-            CandidateFate::None => {}
-            CandidateFate::Overruled => self.settle_open_step(),
+/// An operation of an engine's program that gathers candidates.
+pub(super) fn run_candidates<W: StageExecutor, S: BatchSource>(
+    engine: &mut StageEngine<W, S>,
+    reduction: Reduction,
+    chunk: ChunkIndex,
+) -> Result<(), Stop> {
+    match candidate_fate(engine) {
+        CandidateFate::Expected => {
+            let losses = &mut engine.phase.running().losses;
+            engine.runner.run_reduction(reduction, chunk, losses)?;
         }
-        Ok(())
+        CandidateFate::None => {}
+        CandidateFate::Overruled => engine.settle_open_step(),
     }
+    Ok(())
+}
 
-    fn candidate_fate(&self) -> CandidateFate {
-        if let Some(pending) = self.phase.pending() {
-            return match pending.application.candidate {
-                CandidateAction::Compute { .. } | CandidateAction::Stay => CandidateFate::Expected,
-                CandidateAction::Drop | CandidateAction::None => CandidateFate::None,
-            };
-        }
-        // A replica whose gate was closed sends nothing of a step that is overruled.
-        match self.validation.seal() {
-            Some(seal) if seal.next_turn().attempt != self.runner.turn.attempt => {
-                CandidateFate::Overruled
-            }
-            Some(_) | None => CandidateFate::Expected,
-        }
-    }
-
-    /// Carries out what a seal orders; with a sharded optimizer the candidates of other replicas are gathered
-    /// first, and what follows has to wait for them: then it returns false.
-    pub(super) fn carry_out(&mut self, pending: PendingSeal) -> bool {
-        let PendingSeal { application, seal } = pending;
-        let computes = matches!(application.candidate, CandidateAction::Compute { .. });
-        let plan = &self.runner.setup.plan;
-        if !computes || !plan.is_sharded() || plan.program.window != Some(Window::One) {
-            self.runner.carry_out(pending);
-            return true;
-        }
-        self.runner.apply_candidate_order(pending);
-        let attempt = application.next.attempt;
-        self.runner.begin(Turn { attempt, ..seal.turn });
-        self.phase = EnginePhase::Gathering(CandidateGathering::new(&self.runner.setup, pending));
-        false
-    }
-
-    /// The next operation of [`EnginePhase::Gathering`]; behind the last one the candidates are the state.
-    pub(super) fn gather_next(&mut self) -> Result<EngineProgress, Stop> {
-        let EnginePhase::Gathering(gathering) = &mut self.phase else {
-            unreachable!("called while candidates are gathered")
+fn candidate_fate<W: StageExecutor, S: BatchSource>(engine: &StageEngine<W, S>) -> CandidateFate {
+    if let Some(pending) = engine.phase.pending() {
+        return match pending.application.candidate {
+            CandidateAction::Compute { .. } | CandidateAction::Stay => CandidateFate::Expected,
+            CandidateAction::Drop | CandidateAction::None => CandidateFate::None,
         };
-        let ops = self.runner.setup.plan.program.ops(self.runner.stage);
-        let mut left = ops.iter().filter(|op| gathers_candidates(op)).skip(gathering.cursor);
-        let next = left.next().copied();
-        let is_last = left.next().is_none();
-        let Some(op @ Op::Reduce(reduction, chunk)) = next else {
-            unreachable!("the last operation ends the phase")
-        };
-        self.runner.run_reduction(reduction, chunk, &mut gathering.losses)?;
-        self.runner.executor.flush();
-        gathering.cursor += 1;
-        let turn = self.runner.turn;
-        if is_last {
-            let pending = gathering.pending;
-            self.runner.commit_moments(pending);
-            self.runner.executor.flush();
-            self.after_verdict(pending);
-        }
-        Ok(EngineProgress::Ran(EngineActivity::Op { turn, op }))
     }
+    // A replica whose gate was closed sends nothing of a step that is overruled.
+    match engine.validation.seal() {
+        Some(seal) if seal.next_turn().attempt != engine.runner.turn.attempt => {
+            CandidateFate::Overruled
+        }
+        Some(_) | None => CandidateFate::Expected,
+    }
+}
+
+/// Carries out what a seal orders; with a sharded optimizer the candidates of other replicas are gathered
+/// first, and what follows has to wait for them: then it returns false.
+pub(super) fn carry_out<W: StageExecutor, S: BatchSource>(
+    engine: &mut StageEngine<W, S>,
+    pending: PendingSeal,
+) -> bool {
+    let PendingSeal { application, seal } = pending;
+    let computes = match application.candidate {
+        CandidateAction::Compute { .. } => true,
+        CandidateAction::Stay | CandidateAction::Drop | CandidateAction::None => false,
+    };
+    let plan = &engine.runner.setup.plan;
+    if !computes || !plan.is_sharded() || plan.program.window != Some(Window::One) {
+        engine.runner.carry_out(pending);
+        return true;
+    }
+    engine.runner.apply_candidate_order(pending);
+    let attempt = application.next.attempt;
+    engine.runner.begin(Turn { attempt, ..seal.turn });
+    let gathering = CandidateGathering::new(&engine.runner.setup, pending);
+    engine.phase = EnginePhase::Gathering(gathering);
+    false
+}
+
+/// The next operation of [`EnginePhase::Gathering`]; behind the last one the candidates are the state.
+pub(super) fn gather_next<W: StageExecutor, S: BatchSource>(
+    engine: &mut StageEngine<W, S>,
+) -> Result<EngineProgress, Stop> {
+    let EnginePhase::Gathering(gathering) = &mut engine.phase else {
+        unreachable!("called while candidates are gathered")
+    };
+    let ops = engine.runner.setup.plan.program.ops(engine.runner.stage);
+    let mut left = ops.iter().filter(|op| gathers_candidates(op)).skip(gathering.cursor);
+    let next = left.next().copied();
+    let is_last = left.next().is_none();
+    let Some(op @ Op::Reduce(reduction, chunk)) = next else {
+        unreachable!("the last operation ends the phase")
+    };
+    engine.runner.run_reduction(reduction, chunk, &mut gathering.losses)?;
+    engine.runner.executor.flush();
+    gathering.cursor += 1;
+    let turn = engine.runner.turn;
+    if is_last {
+        let pending = gathering.pending;
+        engine.runner.commit_moments(pending);
+        engine.runner.executor.flush();
+        engine.after_verdict(pending);
+    }
+    Ok(EngineProgress::Ran(EngineActivity::Op { turn, op }))
 }

@@ -66,7 +66,7 @@ impl<W: StageExecutor, S: BatchSource> StageRunner<W, S> {
         let partial = self.partials.take(chunk, self.number_of(exchange), self.turn);
         let partial = partial.expect("it was received");
         let placement = self.setup.plan.placement();
-        let first = self.merged_floats(chunk, exchange).start;
+        let first = self.merged_floats(chunk, chunk, exchange).start;
         match exchange {
             TreeExchange::Reduce(level) => {
                 let side = placement.side_of(chunk, level);
@@ -92,22 +92,17 @@ impl<W: StageExecutor, S: BatchSource> StageRunner<W, S> {
         sibling.expect("only chunks with a sibling exchange gradients")
     }
 
-    /// The floats that `chunk` merges in an exchange. Its sibling, whose gradient is as long, need not be
-    /// here.
-    fn merged_floats(&self, chunk: ChunkIndex, exchange: TreeExchange) -> Range<usize> {
-        self.floats_merged_by(chunk, chunk, exchange)
-    }
-
-    /// The floats that `sibling` merges, of the layers of `chunk`, which are its own.
-    fn floats_merged_by(
+    /// The floats that `merging` merges in an exchange: `chunk` or its sibling, whose gradient is as long and
+    /// which need not be here.
+    fn merged_floats(
         &self,
-        sibling: ChunkIndex,
+        merging: ChunkIndex,
         chunk: ChunkIndex,
         exchange: TreeExchange,
     ) -> Range<usize> {
         let placement = self.setup.plan.placement();
-        let shards = placement.shard_lens(chunk, &self.executor.layer_lens(chunk));
-        exchange.merged_floats(placement, sibling, &shards)
+        let shards = placement.shards().lens(chunk, &self.executor.layer_lens(chunk));
+        exchange.merged_floats(placement, merging, &shards)
     }
 
     fn send_partial(&mut self, partial: PartialGradient) {
@@ -167,7 +162,7 @@ impl<W: StageExecutor, S: BatchSource> StageRunner<W, S> {
         if let Some(exchange) = exchange.between_siblings(plan.placement()) {
             let losses = self.losses_sent(self.sibling_in(chunk, exchange), exchange).len();
             return Some(PartialLength {
-                floats: self.merged_floats(chunk, exchange).len(),
+                floats: self.merged_floats(chunk, chunk, exchange).len(),
                 losses,
             });
         }
@@ -197,7 +192,7 @@ impl<W: StageExecutor, S: BatchSource> StageRunner<W, S> {
         let sibling = self.sibling_in(chunk, exchange);
         let losses = self.losses_sent(chunk, exchange).map(|part| losses.for_sibling(part));
         let losses = losses.collect::<Result<_, _>>()?;
-        let floats = self.floats_merged_by(sibling, chunk, exchange);
+        let floats = self.merged_floats(sibling, chunk, exchange);
         let floats = if exchange.is_of_candidates() {
             self.executor.candidates(chunk, floats)
         } else {

@@ -8,6 +8,7 @@ use super::engine::StageEngine;
 use super::evaluation::Evaluation;
 use super::events::{EngineActivity, EngineProgress, Output, Stop, WaitReason};
 use super::executor::StageExecutor;
+use super::gathering::carry_out;
 use super::phase::{EnginePhase, PendingSeal};
 use crate::data::BatchSource;
 
@@ -68,10 +69,10 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
         let missing = WaitReason::Seal(self.validation.open_turn());
         let report = program.report.as_ref().ok_or(missing)?;
         let placement = self.runner.setup.plan.placement();
-        let has_source = placement.prefix_source(self.runner.stage).is_some();
+        let has_source = placement.table().prefix_source(self.runner.stage).is_some();
         let (prefix, gate) = self.validation.gate(turn, report, has_source)?;
         program.report = None;
-        let readers = self.runner.setup.plan.placement().prefix_readers(self.runner.stage);
+        let readers = self.runner.setup.plan.placement().table().prefix_readers(self.runner.stage);
         let outputs = readers.map(|to| Output::Prefix { to, prefix });
         self.runner.outbox.extend(outputs);
         match gate {
@@ -112,7 +113,7 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
         }
         let pending = self.validation.apply_seal().expect("looked at above");
         self.runner.executor.drop_passes();
-        if self.carry_out(pending) {
+        if carry_out(self, pending) {
             if is_over {
                 self.phase = EnginePhase::Finished;
             } else {
@@ -144,7 +145,7 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
     /// Applies the verdict on the open step at once and goes where it leads.
     pub(super) fn settle_open_step(&mut self) {
         let pending = self.validation.apply_seal().expect("the verdict is there");
-        if self.carry_out(pending) {
+        if carry_out(self, pending) {
             self.after_verdict(pending);
         }
     }

@@ -133,7 +133,7 @@ impl FrameExpectations<'_> {
             let layers = plan.chunks[chunk.index()].layers();
             let lengths: Vec<usize> =
                 layers.map(|layer| specs[layer.index()].gradient_len()).collect();
-            let shards = placement.shard_lens(chunk, &lengths);
+            let shards = placement.shards().lens(chunk, &lengths);
             let floats = exchange.merged_floats(placement, chunk, &shards).len();
             let len = floats + 2 * losses as usize;
             let number = PartialExchange::of(placement, exchange);

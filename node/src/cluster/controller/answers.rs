@@ -51,6 +51,22 @@ impl From<ApiRefusal> for RequestOutcome {
     }
 }
 
+/// Answers a request, now or when what it waits for is there.
+fn finish(node: &mut ControllerNode, outcome: RequestOutcome, reply: RequestReply) {
+    match outcome {
+        RequestOutcome::Answer(answer) => requests::reply(reply, &answer),
+        RequestOutcome::Command(command, answer) => {
+            node.propose_command(command, (reply, answer));
+        }
+        RequestOutcome::Compare(run) => {
+            if let Err((_, reply)) = node.uncompared.push((run, reply)) {
+                let what = TooManyCommands.to_string();
+                refuse(reply, ApiRefusal::OutOfResource { what });
+            }
+        }
+    }
+}
+
 impl ControllerNode {
     pub(super) fn handle_request(&mut self, from: PeerIdentity, bytes: &[u8], reply: RequestReply) {
         if let Some(request) = NodeRequest::decode(bytes) {
@@ -83,7 +99,7 @@ impl ControllerNode {
         }
         for (run, reply) in self.uncompared.handle_tick(self.ports.data_fetches.is_busy()) {
             let outcome = self.submit_run(run, false);
-            self.finish(outcome, reply);
+            finish(self, outcome, reply);
         }
         if let Some(reply) = self.commands.handle_tick() {
             requests::reply(reply, &self.view().no_quorum());
@@ -241,22 +257,7 @@ impl ControllerNode {
                 CommandAnswer::Job,
             ),
         };
-        self.finish(outcome, reply);
-    }
-
-    fn finish(&mut self, outcome: RequestOutcome, reply: RequestReply) {
-        match outcome {
-            RequestOutcome::Answer(answer) => requests::reply(reply, &answer),
-            RequestOutcome::Command(command, answer) => {
-                self.propose_command(command, (reply, answer));
-            }
-            RequestOutcome::Compare(run) => {
-                if let Err((_, reply)) = self.uncompared.push((run, reply)) {
-                    let what = TooManyCommands.to_string();
-                    refuse(reply, ApiRefusal::OutOfResource { what });
-                }
-            }
-        }
+        finish(self, outcome, reply);
     }
 
     fn logs(&self, node: Option<NodeId>, from: u64, max: u32) -> ApiAnswer {

@@ -47,7 +47,7 @@ impl<B: Backend> GradientExecutor for BackendExecutor<B> {
     /// Not where updates are timed, where each part is timed alone, and not with Muon, whose candidates
     /// are more than a read of the gradient.
     fn square_sums_ahead(&mut self, request: UpdateRequest) -> Vec<TensorSum> {
-        let has_whole_candidates = self.placement.shard_count() > 1;
+        let has_whole_candidates = self.placement.shards().count() > 1;
         let is_packed = self.backend.packed_weights_optimizer().is_some() && !has_whole_candidates;
         if !is_packed || self.timer.is_timed() || !self.optimizer.kind.is_adamw() {
             return self.square_sums();

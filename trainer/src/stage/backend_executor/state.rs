@@ -2,10 +2,9 @@
 
 use zbelastic_consensus::validation::LayerFingerprint;
 use zbelastic_kernels::{Backend, DeviceFault, Pending};
-use zbelastic_schedule::Placement;
 use zbelastic_types::{LayerId, Step};
 
-use super::{BackendExecutor, LayerPart};
+use super::{BackendExecutor, OWNED, TWINS};
 use crate::layer_image::{LayerImage, PendingImage};
 use crate::model::LayerState;
 use crate::stage::executor::SealedState;
@@ -39,8 +38,7 @@ impl<B: Backend> SealedState for BackendExecutor<B> {
     }
 
     fn attested(&self) -> Result<Vec<LayerFingerprint>, DeviceFault> {
-        let parts: [LayerPart; 2] = [Placement::owned_layers, Placement::twin_layers];
-        let layers = parts.map(|part| self.layers_with_sums(part));
+        let layers = [OWNED, TWINS].map(|part| self.layers_with_sums(part));
         let fingerprint = |(layer, sums): &(&LayerState<B>, Pending<[u64; 2]>)| {
             Ok((layer.spec.layer, layer.fingerprint_of(sums)?))
         };
