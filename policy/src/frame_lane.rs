@@ -26,6 +26,9 @@ pub enum FrameLane {
     Copy,
     /// Gradients for a worker that copies layers ahead of a planned change.
     Follower,
+    /// What replicas and ends of the model exchange of a gradient, or of candidates: none may be dropped, and that
+    /// of one step may be more than the queue to a peer holds.
+    Exchange,
 }
 
 /// The lane of a message.
@@ -38,8 +41,8 @@ pub fn lane(body: &PeerBody) -> FrameLane {
         PeerBody::StandbyLayer { image, .. } => {
             FrameLane::Pass { is_on_device: image.is_on_device() }
         }
+        PeerBody::Partial(_) => FrameLane::Exchange,
         PeerBody::Prefix(_)
-        | PeerBody::Partial(_)
         | PeerBody::Layer(_)
         | PeerBody::Fetch { .. }
         | PeerBody::StandbyRequest { .. } => FrameLane::Pass { is_on_device: false },

@@ -3,8 +3,8 @@
 //! its own, and the device thread continues to enqueue work. Boundary tensors and sums of a worker
 //! go the same way, so that they keep their order.
 //!
-//! Gradients go by two threads of their own: no pass waits for them, and there may be more of them
-//! than the queue to a peer holds. Those for copies are never dropped. Of a turn's gradients for a
+//! Gradients go by threads of their own, those for copies, those for followers and those that replicas
+//! exchange: no pass waits for them, and there may be more of them than the queue to a peer holds. Those for copies are never dropped. Of a turn's gradients for a
 //! follower some are, while those of two other turns wait to be sent to it: the layers that lack
 //! them are fetched when the plan begins.
 
@@ -68,6 +68,8 @@ pub(super) struct FrameDispatcher<R: FrameCarrier = FrameSender> {
     gradients: Option<DispatchQueue>,
     /// The queue of the thread for gradients of followers, once there is one.
     updates: Option<DispatchQueue>,
+    /// The queue of the thread for what replicas exchange, once there is one.
+    exchanges: Option<DispatchQueue>,
     unsent: UnsentTurns,
     /// The links that tensors of the device leave by.
     links: Option<TensorLinks>,
@@ -97,6 +99,7 @@ impl<R: FrameCarrier> FrameDispatcher<R> {
             queue: None,
             gradients: None,
             updates: None,
+            exchanges: None,
             unsent: UnsentTurns::default(),
             links,
         }
@@ -114,6 +117,7 @@ impl<R: FrameCarrier> FrameDispatcher<R> {
             }
             FrameLane::Copy => (&mut self.gradients, Some(("gradients", GRADIENTS_MAX))),
             FrameLane::Follower => (&mut self.updates, Some(("updates", GRADIENTS_MAX))),
+            FrameLane::Exchange => (&mut self.exchanges, Some(("exchanges", FRAMES_QUEUED_MAX))),
         };
         if let (None, Some(of)) = (&queue, thread) {
             let links = self.links.clone().filter(|_| matches!(lane, FrameLane::Pass { .. }));
@@ -154,7 +158,7 @@ impl<R: FrameCarrier> FrameForwarder<R> {
         match outgoing(frame) {
             Ok(OutgoingMessage::Frames(frames)) => {
                 frames.into_iter().for_each(|frame| match lane {
-                    FrameLane::Copy | FrameLane::Follower => {
+                    FrameLane::Copy | FrameLane::Follower | FrameLane::Exchange => {
                         self.carrier.submit_blocking(to, frame);
                     }
                     FrameLane::Pass { .. } => self.carrier.submit(to, frame),
