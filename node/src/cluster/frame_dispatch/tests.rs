@@ -12,8 +12,8 @@ use zbelastic_policy::WorkCounter;
 use zbelastic_schedule::{Flow, Pass};
 use zbelastic_trainer::elastic::{LayerGradient, LayerImage};
 use zbelastic_trainer::runtime::PeerBody;
-use zbelastic_trainer::stage::{Frame, PassMode};
-use zbelastic_types::{Attempt, Bytes, Generation, Incarnation, LayerId, Step};
+use zbelastic_trainer::stage::{Frame, PartialExchange, PartialGradient, PassMode};
+use zbelastic_types::{Attempt, Bytes, ChunkIndex, Generation, Incarnation, LayerId, Step};
 
 use super::*;
 
@@ -265,4 +265,26 @@ fn a_layer_in_training_is_offered_as_a_snapshot_that_leaves_memory_and_one_of_a_
     assert!(!leaves_memory(PeerBody::Layer(Arc::new(image.clone()))));
     let image = Arc::new(image.into());
     assert!(leaves_memory(PeerBody::StandbyLayer { open: turn(), image }));
+}
+
+/// A step's exchange may be more than the queue to a peer holds: all of it arrives, and the device goes on.
+#[test]
+fn parts_that_replicas_exchange_wait_for_space() {
+    let (sender, carried) = sync_channel(0);
+    let (outbox, _outputs) = mpsc::channel(1);
+    let device = ("cpu".to_owned(), LayerSnapshots::new("unused".into(), Bytes(0)));
+    let mut dispatcher = FrameDispatcher::new(FullCarrier(sender), outbox, device, None);
+    for number in [1.0, 2.0, 3.0] {
+        let partial = PartialGradient {
+            turn: turn(),
+            chunk: ChunkIndex(1),
+            exchange: PartialExchange::FIRST,
+            floats: vec![number],
+            losses: Vec::new(),
+        };
+        let sent = dispatcher.send(NodeId(2), peer_frame(PeerBody::Partial(partial)));
+        assert!(sent.is_ok(), "the device goes on");
+    }
+    drop(dispatcher);
+    assert_eq!(carried.iter().collect::<Vec<_>>(), [1.0, 2.0, 3.0]);
 }
