@@ -214,25 +214,23 @@ mod tests {
                     candidates.iter_mut().for_each(|sum| *sum = format!("w{sum}"));
                 }
             }
-            {
-                let before = sums.clone();
-                for (replica, sum) in sums.iter_mut().enumerate() {
-                    let chunk = ChunkIndex(replica as u32);
-                    let sibling = placement.sibling_at(chunk, exchange.level()).expect("one each");
-                    let other = &before[sibling.index()];
-                    for float in exchange.merged_floats(placement, chunk, shards) {
-                        sum[float] = match (exchange, placement.side_of(chunk, exchange.level())) {
-                            (TreeExchange::Gather(_) | TreeExchange::GatherCandidates(_), _) => {
-                                other[float].clone()
-                            }
-                            (TreeExchange::Reduce(_), TreeSide::Left) => {
-                                format!("({}+{})", sum[float], other[float])
-                            }
-                            (TreeExchange::Reduce(_), TreeSide::Right) => {
-                                format!("({}+{})", other[float], sum[float])
-                            }
-                        };
-                    }
+            let before = sums.clone();
+            for (replica, sum) in sums.iter_mut().enumerate() {
+                let chunk = ChunkIndex(replica as u32);
+                let sibling = placement.sibling_at(chunk, exchange.level()).expect("one each");
+                let other = &before[sibling.index()];
+                for float in exchange.merged_floats(placement, chunk, shards) {
+                    sum[float] = match (exchange, placement.side_of(chunk, exchange.level())) {
+                        (TreeExchange::Gather(_) | TreeExchange::GatherCandidates(_), _) => {
+                            other[float].clone()
+                        }
+                        (TreeExchange::Reduce(_), TreeSide::Left) => {
+                            format!("({}+{})", sum[float], other[float])
+                        }
+                        (TreeExchange::Reduce(_), TreeSide::Right) => {
+                            format!("({}+{})", other[float], sum[float])
+                        }
+                    };
                 }
             }
         }

@@ -29,13 +29,15 @@ impl TreeExchange {
     }
 
     /// The floats that become part of what `chunk` has, of a gradient whose shards have these lengths, in
-    /// their order ([`Placement::shard_count`] of them). It has the same floats from its sibling.
+    /// their order ([`PlacementShards::count`] of them). It has the same floats from its sibling.
     ///
     /// Where shards are left to others they are halved, so that each is whole in one of the halves, and
     /// above these levels floats are.
     ///
     /// # Panics
     /// If the placement has another number of shards.
+    ///
+    /// [`PlacementShards::count`]: crate::PlacementShards::count
     #[must_use]
     pub fn merged_floats(
         self,

@@ -12,7 +12,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use zbelastic_types::{ChunkIndex, MicrobatchIndex, SliceIndex};
 
-use crate::reduction::Reduction;
+use crate::reduction::{Reduction, TreeExchange};
 
 /// One chunk's share of one microbatch, or of one slice of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -230,6 +230,17 @@ impl Op {
             }
             Self::Reduce(_, chunk) => Some(chunk),
             Self::Update(_) => None,
+        }
+    }
+
+    /// Whether the operation gathers candidate weights, behind STEP.
+    #[must_use]
+    pub fn gathers_candidates(self) -> bool {
+        match self {
+            Self::Reduce(reduction, _) => {
+                reduction.exchange().is_some_and(TreeExchange::is_of_candidates)
+            }
+            Self::Compute(..) | Self::Transfer(..) | Self::Update(_) | Self::Memory(..) => false,
         }
     }
 

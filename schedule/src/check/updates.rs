@@ -4,7 +4,6 @@ use super::{ScheduleViolation, ViolationList};
 use crate::lower::{closing, opening};
 use crate::op::{Op, UpdateOp};
 use crate::program::{Program, Window};
-use crate::reduction::TreeExchange;
 
 /// The updates of a step are those of its window, each once, in their order.
 pub(super) fn update_sequence(program: &Program, violations: &mut ViolationList) {
@@ -26,14 +25,13 @@ pub(super) fn update_tail(program: &Program, violations: &mut ViolationList) {
     let Some(window) = program.window else { return };
     let expected = closing(window);
     for (stage, ops) in program.lists() {
-        let gathers = |op: &Op| matches!(op, Op::Reduce(reduction, _) if reduction.exchange().is_some_and(TreeExchange::is_of_candidates));
         let behind_step = ops.iter().rposition(|op| *op == Op::Update(UpdateOp::Step));
         let behind_step = behind_step.map_or(ops.len(), |step| step + 1);
-        let gathered = ops[behind_step..].iter().take_while(|op| gathers(op)).count();
+        let gathered = ops[behind_step..].iter().take_while(|op| op.gathers_candidates()).count();
         let others = [&ops[..behind_step], &ops[behind_step + gathered..]].concat();
         let found = &others[others.len().saturating_sub(expected.len())..];
         let is_tail = found.iter().copied().map(update_of).eq(expected.iter().copied().map(Some));
-        if !is_tail || others.iter().any(gathers) {
+        if !is_tail || others.iter().any(|op| op.gathers_candidates()) {
             let expected = expected.to_vec();
             let found = found.to_vec();
             violations.add(ScheduleViolation::UpdateTail { stage, expected, found });

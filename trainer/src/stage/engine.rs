@@ -13,7 +13,7 @@ use super::events::{
     EngineActivity, EngineProgress, Event, EventRefusal, Output, StageSetup, Stop,
 };
 use super::executor::StageExecutor;
-use super::gathering::{gather_next, gathers_candidates, run_candidates};
+use super::gathering::{gather_next, run_candidates};
 use super::phase::EnginePhase;
 use super::runner::StageRunner;
 use super::validation::StageValidation;
@@ -192,7 +192,7 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
             Op::Compute(compute, pass) => self.runner.run_pass(compute, pass, losses)?,
             Op::Transfer(transfer, flow, pass) => self.runner.run_transfer(transfer, flow, pass)?,
             Op::Update(update) => self.run_update(update)?,
-            Op::Reduce(reduction, chunk) if gathers_candidates(&op) => {
+            Op::Reduce(reduction, chunk) if op.gathers_candidates() => {
                 run_candidates(self, reduction, chunk)?;
             }
             Op::Reduce(reduction, chunk) => self.runner.run_reduction(reduction, chunk, losses)?,

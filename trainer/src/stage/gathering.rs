@@ -7,7 +7,7 @@
 //! seal meet in one exchange, and a later one if it does not.
 
 use zbelastic_consensus::validation::{CandidateAction, Turn};
-use zbelastic_schedule::{Op, Reduction, TreeExchange, Window};
+use zbelastic_schedule::{Op, Reduction, Window};
 use zbelastic_types::ChunkIndex;
 
 use super::engine::StageEngine;
@@ -24,16 +24,6 @@ enum CandidateFate {
     None,
     /// A verdict that came in the meantime orders others.
     Overruled,
-}
-
-/// Whether an operation gathers candidates.
-pub(super) fn gathers_candidates(op: &Op) -> bool {
-    match op {
-        Op::Reduce(reduction, _) => {
-            reduction.exchange().is_some_and(TreeExchange::is_of_candidates)
-        }
-        Op::Compute(..) | Op::Transfer(..) | Op::Update(_) | Op::Memory(..) => false,
-    }
 }
 
 /// An operation of an engine's program that gathers candidates.
@@ -101,7 +91,7 @@ pub(super) fn gather_next<W: StageExecutor, S: BatchSource>(
         unreachable!("called while candidates are gathered")
     };
     let ops = engine.runner.setup.plan.program.ops(engine.runner.stage);
-    let mut left = ops.iter().filter(|op| gathers_candidates(op)).skip(gathering.cursor);
+    let mut left = ops.iter().filter(|op| op.gathers_candidates()).skip(gathering.cursor);
     let next = left.next().copied();
     let is_last = left.next().is_none();
     let Some(op @ Op::Reduce(reduction, chunk)) = next else {
