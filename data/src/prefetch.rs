@@ -193,25 +193,35 @@ impl<'a> MissingChunks<'a> {
     }
 
     fn add(&mut self, chunk: (usize, ShardChunk)) {
-        if !self.mixture.has_chunk(chunk) && !self.is_full() && self.seen.insert(chunk) {
+        if !self.is_full() && !self.mixture.has_chunk(chunk) && self.seen.insert(chunk) {
             self.found.push(chunk);
+        }
+    }
+
+    /// Adds those of these chunks that are not here, and looks at no more of them once the list is full.
+    fn extend(&mut self, chunks: impl Iterator<Item = (usize, ShardChunk)>) {
+        for chunk in chunks {
+            self.add(chunk);
+            if self.is_full() {
+                return;
+            }
         }
     }
 
     fn add_windows(&mut self, places: impl Iterator<Item = (usize, u64)>) {
         let mixture = self.mixture;
-        mixture.chunks_of(places).for_each(|chunk| self.add(chunk));
+        self.extend(mixture.chunks_of(places));
     }
 
     /// All that some step or evaluation reads.
     fn add_all_read(&mut self) {
         let mixture = self.mixture;
-        for (source, store) in mixture.stores().iter().enumerate() {
-            for chunk in store.chunks_of(mixture.cursor().training_tokens(source)) {
-                self.add((source, chunk));
-            }
-        }
-        self.add_windows(mixture.held_out_places());
+        let stores = mixture.stores().iter().enumerate();
+        let trained = stores.flat_map(|(source, store)| {
+            let chunks = store.chunks_of(mixture.cursor().training_tokens(source));
+            chunks.map(move |chunk| (source, chunk))
+        });
+        self.extend(trained.chain(mixture.chunks_of(mixture.held_out_places())));
     }
 }
 

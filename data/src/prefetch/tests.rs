@@ -245,3 +245,23 @@ fn an_island_fetches_what_it_reads_itself() {
     let last = RunSteps { evaluate_every: 0, ..run };
     assert!((0..=20).filter(|version| last.evaluates_at(*version)).eq([20]));
 }
+
+/// A round requests few chunks of a store that has many: it looks at those that it takes.
+#[test]
+fn a_full_list_looks_at_no_more_chunks() {
+    let fixture = Fixture::new();
+    let arriving = fixture.arriving();
+    let all: Vec<_> = arriving.stores()[0].chunks().map(|chunk| (0, chunk)).collect();
+    let mut looked_at = 0;
+    let mut missing = MissingChunks::new(&arriving, 3);
+    missing.extend(all.iter().copied().inspect(|_| looked_at += 1));
+    assert_eq!(missing.found, all[..3]);
+    assert_eq!(looked_at, 3, "of {}", all.len());
+    missing.add_all_read();
+    assert_eq!(missing.found, all[..3], "a full list stays");
+    let mut missing = MissingChunks::new(&arriving, usize::MAX);
+    missing.add_all_read();
+    let read = missing.found.iter().copied().collect::<BTreeSet<_>>();
+    assert_eq!(read.len(), missing.found.len(), "each once");
+    assert!(all.iter().all(|chunk| read.contains(chunk)), "all of a store are read in an epoch");
+}
