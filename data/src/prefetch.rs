@@ -5,6 +5,7 @@
 //! little. What is fetched by itself is therefore a chunk of a shard.
 
 mod bounded;
+mod needed;
 
 pub use bounded::ShardCacheShortage;
 
@@ -111,7 +112,8 @@ impl PrefetchOrder {
     /// do not count. Where all of them fit there is no limit.
     ///
     /// # Errors
-    /// If two steps read more, with held-out text: nothing could be fetched while a step is read.
+    /// If any two steps read more, with held-out text: nothing could be fetched while a step is read. The
+    /// steps of a long run are not counted, and refused where they could read more.
     pub fn limit(&mut self, max: Bytes, mixture: &StoreMixture) -> Result<(), ShardCacheShortage> {
         let all: u64 = mixture.stores().iter().map(TokenStore::shard_bytes).sum();
         if all > max.0 {

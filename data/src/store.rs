@@ -315,6 +315,15 @@ impl TokenStore {
         })
     }
 
+    /// The chunks in which documents' ends lie, of all shards.
+    pub(crate) fn chunks_of_ends(&self) -> impl Iterator<Item = ShardChunk> {
+        self.manifest.shards.iter().enumerate().flat_map(|(shard, record)| {
+            let layout = ShardLayout::of(record, self.manifest.vocabulary);
+            let chunks = chunks_of(&layout.ends, self.chunk_bytes);
+            chunks.map(move |chunk| ShardChunk { shard, chunk })
+        })
+    }
+
     /// Whether all is here that a read of these ids touches.
     #[must_use]
     pub fn has(&self, tokens: Range<u64>) -> bool {

@@ -10,20 +10,21 @@ use std::collections::btree_map::Entry;
 
 use zbelastic_types::{Bytes, Step};
 
-use super::{PrefetchAction, RunSteps, STEPS_AHEAD_MIN, ShardChunks, by_shard, steps_ahead};
+use super::needed::{arriving_chunks, chunks_needed};
+use super::{PrefetchAction, RunSteps, ShardChunks, by_shard, steps_ahead};
 use crate::mixture::StoreMixture;
 use crate::store::ShardChunk;
 
 /// Fewer bytes of shards may be kept than a run needs to go on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{found} of token stores may be kept here (--data-cache), and a step with the next one and held-out text reads \
-     {needed} of them, {} bytes: say more", needed.0
+    "{found} of token stores may be kept here (--data-cache), and two steps with held-out text read up to {needed} of \
+     them, {} bytes: say more", needed.0
 )]
 pub struct ShardCacheShortage {
     /// The bytes that may be kept.
     pub found: Bytes,
-    /// The bytes of the chunks that two steps and held-out text read.
+    /// Bytes that take the chunks of any two steps and of held-out text.
     pub needed: Bytes,
 }
 
@@ -40,13 +41,9 @@ impl<'a> NextReads<'a> {
         Self { mixture, order: Vec::new(), places: BTreeMap::new() }
     }
 
-    /// Chunks of files that were whole when they were mapped take no room here.
     fn add(&mut self, windows: impl Iterator<Item = (usize, u64)>) {
-        let mixture = self.mixture;
-        for chunk in mixture.chunks_of(windows) {
-            if mixture.stores()[chunk.0].arrives(chunk.1.shard)
-                && let Entry::Vacant(place) = self.places.entry(chunk)
-            {
+        for chunk in arriving_chunks(self.mixture, windows) {
+            if let Entry::Vacant(place) = self.places.entry(chunk) {
                 place.insert(self.order.len());
                 self.order.push(chunk);
             }
@@ -58,22 +55,14 @@ impl<'a> NextReads<'a> {
     }
 }
 
-/// Checks that a disk that takes `found` bytes of shards takes what the demanded step reads, or one of the
-/// next, with the step behind it, since that one is fetched meanwhile, and with held-out text.
+/// Checks that a disk that takes `found` bytes of shards takes what any two steps of the run read, since
+/// one is fetched while the device is in the other, with held-out text.
 pub(super) fn check(
     run: RunSteps,
     found: Bytes,
     mixture: &StoreMixture,
 ) -> Result<(), ShardCacheShortage> {
-    let demanded = run.own_step(mixture.demanded());
-    let needed_from = |step: u64| {
-        let mut reads = NextReads::new(mixture);
-        reads.add(mixture.held_out_places());
-        (step..run.count.min(step + 2)).for_each(|step| reads.add_step(run.batch_step(step)));
-        reads.order.len() as u64
-    };
-    let chunks = (demanded..demanded + STEPS_AHEAD_MIN).map(needed_from).max().unwrap_or(0);
-    let needed = Bytes(chunks * mixture.chunk_bytes());
+    let needed = Bytes(chunks_needed(run, mixture) * mixture.chunk_bytes());
     if needed > found { Err(ShardCacheShortage { found, needed }) } else { Ok(()) }
 }
 
@@ -91,9 +80,10 @@ pub(super) fn next(
     }
     let demanded = run.own_step(mixture.demanded());
     let mut reads = read_now(run, demanded, mixture);
-    // Where they are more than may be kept, which `check` did not find to be so of the steps that it
-    // looked at, they come nevertheless: the run goes on, and those behind are fewer.
-    let chunks_max = chunks_max.max(reads.order.len());
+    debug_assert!(
+        reads.order.len() <= chunks_max,
+        "`check` accepts no limit below what any two steps read"
+    );
     let mut steps = demanded + 1..run.count.min(demanded + steps_ahead(mixture));
     while reads.order.len() < chunks_max
         && let Some(step) = steps.next()

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::StoreError;
-use super::layout::file_bytes;
+use super::layout::{file_bytes, id_bytes};
 use crate::checked_json::{self, hex_hash};
 use crate::source::SourceCounts;
 
@@ -144,6 +144,11 @@ impl StoreManifest {
     /// Length of each shard's file, in bytes.
     pub fn shard_bytes(&self) -> impl Iterator<Item = u64> {
         self.shards.iter().map(|record| file_bytes(record, self.vocabulary))
+    }
+
+    /// Bytes of an id.
+    pub(crate) fn id_bytes(&self) -> u64 {
+        id_bytes(self.vocabulary)
     }
 
     /// Number of ids.

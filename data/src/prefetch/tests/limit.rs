@@ -1,6 +1,7 @@
 //! Chunks of shards on a disk that does not take all of them.
 
 use super::*;
+use crate::prefetch::needed::{bound, chunks_needed, counted};
 
 /// A mixture of which so many chunks may be here at once.
 struct LimitedFetch<'a> {
@@ -186,4 +187,57 @@ fn a_disk_that_takes_too_little_is_refused_and_one_that_takes_all_has_no_limit()
     assert!(order.is_limited());
     order.lift_limit();
     assert!(!order.is_limited());
+}
+
+/// Mixtures of shards of other lengths, packings and shapes of steps: no two steps read more than is found
+/// when the run begins, by a count of all steps or by a bound that counts none.
+#[test]
+fn no_two_steps_read_more_than_a_limit_that_was_accepted() {
+    let fixture = Fixture::new();
+    for draw in 0..60_u64 {
+        let sequence_len = [3, 8, 31, 100][draw as usize % 4];
+        let sequences = 1 + draw as usize % 3;
+        let config = CursorConfig {
+            shape: MicrobatchShape { sequences, sequence_len },
+            microbatch_count: 1 + draw as u32 % 2,
+            held_out_share: 0.35,
+            seed: draw,
+        };
+        let packing = [Packing::Concat, Packing::Documents][draw as usize / 4 % 2];
+        let mixture = fixture.drawn(draw, packing, &config);
+        let run = RunSteps { count: 12, evaluate_every: 3, islands: (1 + draw % 2, draw % 2) };
+        let needed = [chunks_needed, counted, bound].map(|needed| needed(run, &mixture));
+        let most = most_of_two_steps(run, &mixture);
+        assert!(needed.iter().all(|needed| *needed >= most), "{draw}: {needed:?}, {most} are read");
+        assert!(needed[1] <= needed[2], "{draw}: a count is no more than the bound: {needed:?}");
+    }
+}
+
+impl Fixture {
+    /// A mixture of stores like those of the fixture with shards of 1 to 400 ids, by a number.
+    fn drawn(&self, draw: u64, packing: Packing, config: &CursorConfig) -> StoreMixture {
+        let mut manifests = self.manifests.clone();
+        let shards = manifests.iter_mut().flat_map(|manifest| &mut manifest.shards);
+        // The last shard of each is the longest, so that no source is too short.
+        for (shard, record) in shards.enumerate().filter(|(shard, _)| ![4, 6].contains(shard)) {
+            record.tokens = 1 + (draw * 37 + shard as u64 * 101) % [3, 20, 400][draw as usize % 3];
+            record.documents = record.tokens.div_ceil(10);
+            record.has_loss_mask = draw % 5 > 1;
+        }
+        let weights = [3, 1].map(|weight| NonZeroU32::new(weight).expect("a weight"));
+        let mixture = StoreMixture::new(manifests.iter().zip(weights), packing, config);
+        let mixture = mixture.expect("long enough");
+        let chunk_bytes = [1, 64, 300][draw as usize / 2 % 3];
+        let arriving = |manifest| TokenStore::arriving(manifest, chunk_bytes).expect("sound");
+        mixture.provide(manifests.into_iter().map(arriving).collect());
+        mixture
+    }
+}
+
+fn most_of_two_steps(run: RunSteps, mixture: &StoreMixture) -> u64 {
+    let held_out: BTreeSet<_> = mixture.chunks_of(mixture.held_out_places()).collect();
+    let read = |step| read_in(mixture, run.batch_step(step).0);
+    let steps: Vec<_> = (0..run.count).map(read).collect();
+    let pairs = steps.iter().flat_map(|one| steps.iter().map(move |other| one | other));
+    pairs.map(|pair| (&pair | &held_out).len() as u64).max().unwrap_or(0)
 }
