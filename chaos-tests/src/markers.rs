@@ -131,6 +131,8 @@ pub enum Marker {
     DrainRerouted,
     /// The same where several others each went on with a part of it.
     PlaceSplit,
+    /// The same of replicas that share the optimizer: who went on updates the layers that the lost one did.
+    ShardRerouted,
     /// A worker that joined got a place that another shared, and those that were there kept their layers.
     PlaceGiven,
     /// A plan in which workers stood in several replicas was followed by one in which none does.
@@ -148,7 +150,7 @@ pub enum Marker {
 
 impl Marker {
     /// All markers, in the order of the report.
-    pub const ALL: [Self; 67] = [
+    pub const ALL: [Self; 68] = [
         Self::Clipped,
         Self::Skipped,
         Self::Replayed,
@@ -210,6 +212,7 @@ impl Marker {
         Self::Rerouted,
         Self::DrainRerouted,
         Self::PlaceSplit,
+        Self::ShardRerouted,
         Self::PlaceGiven,
         Self::Unshared,
         Self::TiedAcrossStages,
@@ -222,7 +225,8 @@ impl Marker {
     pub const EXCUSED: [Self; 2] = [Self::WitnessLost, Self::Halted];
 
     /// Those that few lives show as they are drawn. A campaign of lives with several pipelines does.
-    pub const OF_PIPELINES: [Self; 2] = [Self::DrainRerouted, Self::PlaceSplit];
+    pub const OF_PIPELINES: [Self; 3] =
+        [Self::DrainRerouted, Self::PlaceSplit, Self::ShardRerouted];
 
     /// Those that must have been seen.
     pub fn expected() -> impl Iterator<Item = Self> {

@@ -173,10 +173,11 @@ fn clusters_of_several_pipelines_are_rerouted_and_live_on() {
         Marker::Rerouted,
         Marker::DrainRerouted,
         Marker::PlaceSplit,
+        Marker::ShardRerouted,
         Marker::PlaceGiven,
         Marker::Unshared,
     ];
-    let mut counts = [0; 5];
+    let mut counts = [0; 6];
     for (seed, model) in
         lives.chain((1..=PIPELINES_FLOAT_LIVES).map(|seed| (seed, ComputeModelKind::Float)))
     {
@@ -186,6 +187,10 @@ fn clusters_of_several_pipelines_are_rerouted_and_live_on() {
         case.options.microbatches = 8;
         case.options.lanes = LaneCount::new(8).expect("a power of two");
         case.options.replicas = ReplicaCount::new(replicas).expect("a power of two");
+        if seed.is_multiple_of(6) {
+            // Of four replicas in two shards two have the moments of each: one more than is lost.
+            (case.options.sharded, case.options.copies, case.options.tied) = (true, 1, false);
+        }
         case.options.blocks = case.options.blocks.min(case.options.workers.div_ceil(2).max(2));
         let life = LifeResult::of(&case);
         assert_eq!(life.outcome.failure, None, "seed {seed}, {model:?}");
@@ -195,6 +200,6 @@ fn clusters_of_several_pipelines_are_rerouted_and_live_on() {
         }
     }
     println!("{seen:?}: {counts:?}");
-    let least = [10, 0, 0, 5, 5];
+    let least = [10, 0, 0, 0, 5, 5];
     assert!(counts.iter().zip(least).all(|(count, least)| *count > least), "{seen:?}: {counts:?}");
 }

@@ -116,8 +116,20 @@ pub(crate) fn one_stage_sharded(plan: &mut PlanRecord, shards: &[u32]) {
     plan.copies = vec![Vec::new(); 2];
 }
 
-/// Makes a plan of [`side_by_side_twice`] one over three stages: the first one is left alone at its
-/// place, and stands in both pipelines.
+/// Makes a plan over four stages one of four replicas of a stage, of which two each update the first layer and
+/// the others.
+pub(crate) fn four_in_two_shards(plan: &mut PlanRecord) {
+    let one = generate(ScheduleKind::OneFOneB, 1, 1).expect("the size is legal");
+    let mut four = side_by_side(&vec![one; 4]).expect("alike");
+    four.placement = four.placement.sharded(vec![vec![1, LAYERS - 1]]).expect("four columns");
+    let options = LowerOptions { window: Window::One, early_head_weights: false };
+    plan.program = lower(&four, options);
+    plan.chunks = vec![LayerRange::new(0, LAYERS); 4];
+    plan.copies = vec![Vec::new(); 4];
+}
+
+/// Makes a plan of [`side_by_side_twice`] or [`four_in_two_shards`] one without the third stage: the first one is
+/// left alone with its layers, and stands in both pipelines.
 pub(crate) fn without_the_third(plan: &mut PlanRecord) {
     let (table, _) =
         plan.program.placement.table().rerouted(&[StageIndex(2)]).expect("one is left");
@@ -125,7 +137,7 @@ pub(crate) fn without_the_third(plan: &mut PlanRecord) {
     let shared = on_table(&plan.program, &table, &costs, SharedOrder::ByTime);
     let options = LowerOptions { window: Window::One, early_head_weights: false };
     plan.program = lower(&shared.expect("it runs to its end"), options);
-    plan.copies = vec![Vec::new(); 3];
+    plan.copies = vec![Vec::new(); table.stage_count() as usize];
 }
 
 /// The answer of a solver for so many nodes.

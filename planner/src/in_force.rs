@@ -57,10 +57,6 @@ pub(crate) fn retained_plans(
         return RetainedPlans::default();
     }
     let before = Plan::of_record(record, job.batch, job.memory.recompute);
-    if before.is_sharded() && !in_force.departed().is_empty() {
-        // Who is left lacks the moments of layers that others updated: they move to where the model is cut anew.
-        return RetainedPlans::default();
-    }
     let offered = OfferedNodes { job, nodes, estimate };
     let stays = |stages: &[StageIndex]| -> Vec<usize> {
         stages.iter().filter_map(|stage| in_force.stage_nodes[stage.index()]).collect()
@@ -258,12 +254,16 @@ mod tests {
         assert_eq!((choice.chosen, choice.refilled), (PlanSuccessor::Kept, None));
     }
 
-    /// Who is left of replicas that share the optimizer lacks the moments of others' shards: nobody takes over
-    /// without a move.
+    fn sharded(holders_min: u32) -> PlannerJob {
+        let memory = MemoryPolicy { sharded: Some(holders_min), ..job().memory };
+        PlannerJob { memory, ..job() }
+    }
+
+    /// Of replicas that share the optimizer nobody else has the moments of a lost worker's shard: nobody takes
+    /// over without a move.
     #[test]
-    fn after_a_loss_a_plan_with_shards_is_cut_anew() {
-        let memory = MemoryPolicy { sharded: Some(1), ..job().memory };
-        let job = PlannerJob { memory, ..job() };
+    fn after_a_loss_of_the_only_holder_of_a_shard_a_plan_is_cut_anew() {
+        let job = sharded(1);
         let whole = in_force(&job, (0..4).map(Some).collect());
         assert_eq!(whole.record.program.placement.shards().count(), 2);
         let plans = |left: &PlanInForce, nodes: &[NodeResources]| {
@@ -275,6 +275,42 @@ mod tests {
         assert!(plans.kept.is_none() && plans.refilled.is_none());
         let found = search().solve_from((&job, Window::One), &three(), Some(&left));
         assert!(found.is_ok(), "three train on");
+    }
+
+    /// Of four replicas two update each shard: the other one of them takes over, and the shards are those of
+    /// before; who joins gets the place, and the plan is that of before. No column is cut in two.
+    #[test]
+    fn after_a_loss_the_other_holder_of_a_shard_takes_over() {
+        let replicas = Some(ReplicaCount::new(4).expect("a power of two"));
+        let lanes = LaneCount::new(8).expect("a power of two");
+        let batch = BatchShape { lanes, microbatch_count: 16, ..job().batch };
+        let job = PlannerJob { batch, replicas, ..sharded(2) };
+        let eight = [1, 2, 3, 4, 5, 6, 7, 8];
+        for lost in 0..8 {
+            let mut stage_nodes: Vec<Option<usize>> = (0..7).map(Some).collect();
+            stage_nodes.insert(lost, None);
+            let left = in_force_on(&job, &eight, stage_nodes);
+            let before = &left.record.program.placement;
+            assert_eq!(before.shards().count(), 2);
+            let seven = nodes(&eight[..7]);
+            let of_job = (&job, Window::One);
+            let found = search().solve_from(of_job, &seven, Some(&left)).expect("it goes on");
+            let (solution, choice) = found;
+            let placement = &solution.program.placement;
+            assert_eq!(choice.expect("somebody was lost").chosen, PlanSuccessor::Kept);
+            assert_eq!((placement.column_count(), placement.is_table()), (4, true));
+            assert_eq!(placement.shards().layers(), before.shards().layers());
+            let column = lost as u32 / 2;
+            let at = |column| placement.table().stage_at(column, lost as u32 % 2);
+            assert_eq!(at(column), at(column ^ 2), "the other one of its shard");
+            let record = PlanRecord { program: solution.program, ..(*left.record).clone() };
+            let stage_nodes = solution.stage_nodes.iter().map(|node| Some(*node)).collect();
+            let shared = PlanInForce { record: Arc::new(record), stage_nodes, is_planned: true };
+            let found = search().solve_from(of_job, &nodes(&eight), Some(&shared));
+            let (solution, choice) = found.expect("it goes on");
+            assert_eq!(choice.expect("a place was given").chosen, PlanSuccessor::Refilled);
+            assert_eq!(solution.program, left.record.program);
+        }
     }
 
     /// Of four pipelines two others run a half each of what a lost worker did, if there are lanes for it and

@@ -76,13 +76,16 @@ mod tests {
 
     use super::{ColumnsError, side_by_side};
     use crate::check::check;
+    use crate::cost::Costs;
     use crate::generate::generate;
+    use crate::halves::halved;
     use crate::kind::ScheduleKind;
     use crate::lower::{LowerOptions, lower};
     use crate::op::Op;
     use crate::placement::Placement;
     use crate::program::{Program, Window};
     use crate::reduction::{Reduction, TreeExchange, TreeSide};
+    use crate::shared::{SharedOrder, on_table};
     use crate::ties::tie_ends;
 
     fn replicated(kind: ScheduleKind, size: (u32, u32), columns: usize) -> Program {
@@ -161,6 +164,62 @@ mod tests {
         // Both directions of each column have sums of their own of their halves.
         let program = lower(&replicated(ScheduleKind::Gems, (1, 2), 4), options);
         assert_eq!(floats_sent(&program, StageIndex(0)), 2 * 3 * LEN / 4, "as with one direction");
+    }
+
+    /// Who takes over for the other one that updates its shard sends what both did, less what they sent each
+    /// other, and everybody else what they sent before.
+    #[test]
+    fn who_takes_a_shard_over_sends_no_more_than_both_did() {
+        for (columns, shards) in [(4, 2), (8, 4)] {
+            let program = sharded(&replicated(ScheduleKind::ZbH1, (2, 2), columns), shards);
+            let floor = 2 * (columns - 1) * LEN / columns;
+            for lost in (0..2 * columns as u32).map(StageIndex) {
+                let (table, _) =
+                    program.placement.table().rerouted(&[lost]).expect("a twin is left");
+                let costs = Costs::even(&table, 1.0, 1.0, 1.0, 0.1);
+                let shared = on_table(&program, &table, &costs, SharedOrder::ByTime);
+                let shared = shared.expect("it runs to its end");
+                for stage in (0..table.stage_count()).map(StageIndex) {
+                    let options = LowerOptions { window: Window::One, early_head_weights: true };
+                    let is_shared = table.table().columns_of(stage).count() == 2;
+                    let both = 2 * (floor - LEN / shards);
+                    let expected = if is_shared { both } else { floor };
+                    let found = floats_sent(&lower(&shared, options), stage);
+                    assert_eq!(found, expected, "{shards} of {columns}, {lost} lost, {stage}");
+                }
+            }
+        }
+    }
+
+    /// Every schedule, in shards, without one stage and without two of different shards.
+    #[test]
+    fn every_schedule_is_legal_on_every_sharded_table() {
+        let mut tables = 0;
+        for kind in ScheduleKind::ALL {
+            for (stages, microbatches) in [(1, 2), (2, 4), (3, 6)] {
+                let Ok(column) = generate(kind, stages, microbatches) else { continue };
+                let grid = side_by_side(&vec![column; 4]).expect("alike");
+                if grid.placement.direction_count() > 1 {
+                    continue;
+                }
+                let grid = sharded(&grid, 2);
+                assert_eq!(halved(&grid), None, "halves would be of two shards");
+                for lost in [&[StageIndex(0)][..], &[StageIndex(stages), StageIndex(2 * stages)]] {
+                    let (table, _) = grid.placement.table().rerouted(lost).expect("twins are left");
+                    let costs = Costs::even(&table, 1.0, 1.0, 1.0, 0.1);
+                    let shared = on_table(&grid, &table, &costs, SharedOrder::ByTime);
+                    let shared = shared.expect("it runs to its end");
+                    for window in [Window::Zero, Window::One] {
+                        let options = LowerOptions { window, early_head_weights: true };
+                        let lowered = lower(&shared, options);
+                        assert_eq!(check(&lowered), Ok(()), "{kind} {stages}, {lost:?}");
+                        assert_eq!(lowered.to_string().parse(), Ok(lowered.clone()));
+                        tables += 1;
+                    }
+                }
+            }
+        }
+        assert!(tables > 40, "{tables}");
     }
 
     fn sharded(program: &Program, shards: usize) -> Program {

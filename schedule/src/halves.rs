@@ -14,13 +14,15 @@ use crate::program::Program;
 
 /// The arithmetic of `program` with each of its columns as two, on the stages that it has, in the order that
 /// it has. It is `None` if columns run in two directions, of which each half would have to run in one, if
-/// there would be too many, or if one has an odd number of microbatches.
+/// there would be too many, or if one has an odd number of microbatches; and if the optimizer is sharded, because
+/// the halves of a column, on one stage, would update two shards.
 #[must_use]
 pub fn halved(program: &Program) -> Option<Program> {
     let Program { placement, microbatch_count, .. } = program;
     let columns = placement.column_count();
     let own = microbatch_count / columns;
     let can_be = placement.direction_count() == 1
+        && placement.shards().count() == 1
         && 2 * columns <= COLUMNS_MAX
         && microbatch_count.is_multiple_of(columns)
         && own.is_multiple_of(2);

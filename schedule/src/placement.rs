@@ -70,9 +70,26 @@ enum ShapeForm {
     Loop,
     Vee,
     Cross,
-    Columns { shape: PlacementShape, count: u32 },
-    Table { shape: PlacementShape, count: u32, cells: Vec<StageIndex> },
-    ShardedColumns { shape: PlacementShape, count: u32, shards: Vec<Vec<u32>> },
+    Columns {
+        shape: PlacementShape,
+        count: u32,
+    },
+    Table {
+        shape: PlacementShape,
+        count: u32,
+        cells: Vec<StageIndex>,
+    },
+    ShardedColumns {
+        shape: PlacementShape,
+        count: u32,
+        shards: Vec<Vec<u32>>,
+    },
+    ShardedTable {
+        shape: PlacementShape,
+        count: u32,
+        cells: Vec<StageIndex>,
+        shards: Vec<Vec<u32>>,
+    },
 }
 
 /// Chunks and stages that do not form the columns named.
@@ -245,8 +262,7 @@ impl Placement {
     ///
     /// # Errors
     /// If shards are no power of two, not as many for every chunk, more than there are columns, or more than
-    /// one where a column runs in two directions or a stage stands in several columns, which would speak for
-    /// several shards.
+    /// one where a column runs in two directions, or where a stage stands in columns that update several.
     pub fn sharded(self, layers: Vec<Vec<u32>>) -> Result<Self, ShardError> {
         let columns = self.column_count;
         let expected = self.chunks_per_replica();
@@ -259,12 +275,24 @@ impl Placement {
             && are_counted
             && shards.is_power_of_two()
             && shards <= columns as usize
-            && (shards == 1 || (self.direction_count() == 1 && !self.is_table()));
-        match shards {
-            _ if !is_legal => Err(error),
-            1 => Ok(Self { shards: Vec::new(), ..self }),
-            _ => Ok(Self { shards: layers, ..self }),
-        }
+            && (shards == 1 || self.direction_count() == 1);
+        let sharded = match shards {
+            _ if !is_legal => return Err(error),
+            1 => Self { shards: Vec::new(), ..self },
+            _ => Self { shards: layers, ..self },
+        };
+        if sharded.has_one_shard_a_stage() { Ok(sharded) } else { Err(error) }
+    }
+
+    /// Whether each stage stands in columns of one shard alone.
+    fn has_one_shard_a_stage(&self) -> bool {
+        let shards = self.shards();
+        let has_one = |stage| {
+            let mut columns = self.table().columns_of(stage);
+            let first = columns.next();
+            first.is_none_or(|first| columns.all(|column| shards.are_twins(first, column)))
+        };
+        shards.count() == 1 || (0..self.stage_count).map(StageIndex).all(has_one)
     }
 
     /// Which of its replicas update which layers.
@@ -453,7 +481,8 @@ impl From<Placement> for PlacementForm {
                 let cells = placement.is_table().then(|| placement.table().cells());
                 let shards = placement.shards.clone();
                 match cells {
-                    Some(cells) => ShapeForm::Table { shape, count, cells },
+                    Some(cells) if shards.is_empty() => ShapeForm::Table { shape, count, cells },
+                    Some(cells) => ShapeForm::ShardedTable { shape, count, cells, shards },
                     None if shards.is_empty() => ShapeForm::Columns { shape, count },
                     None => ShapeForm::ShardedColumns { shape, count, shards },
                 }
@@ -481,6 +510,9 @@ impl TryFrom<PlacementForm> for Placement {
             }
             ShapeForm::ShardedColumns { shape, count, shards } => {
                 columns(shape, count)?.sharded(shards)?
+            }
+            ShapeForm::ShardedTable { shape, count, cells, shards } => {
+                Self::of_table(shape, count, sizes, &cells)?.sharded(shards)?
             }
         })
     }

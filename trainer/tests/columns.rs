@@ -2,7 +2,7 @@
 //! schedule, the stages and the number of replicas, the bits are those of the serial reference of as
 //! many lanes, which knows of no replica, whatever befalls the steps.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::common::serial::StruckStepFate;
 use crate::common::{BATCH, StageCluster, corpus_for, policy, setup, tiny_model};
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_kernels::{ByteCounts, CpuBackend};
-use zbelastic_schedule::{ScheduleKind, SharedOrder, Window, check_size};
+use zbelastic_schedule::{NobodyLeft, ScheduleKind, SharedOrder, Window, check_size};
 use zbelastic_trainer::data::Corpus;
 use zbelastic_trainer::digest::StateDigest;
 use zbelastic_trainer::model::{Family, LayerSpec, ModelConfig, frozen_tensors, model_layers};
@@ -229,6 +229,70 @@ fn every_table_has_the_bits_of_the_lanes() {
     // Of the others two workers at one place were lost, and nobody was left there.
     assert!(tables > 300 && tables > runs * 4 / 5, "{tables} tables of {runs} sizes");
     assert!(clipped > 50 && rollbacks > 10, "{clipped} clipped, {rollbacks} back");
+}
+
+/// The same of tables in which the optimizer is sharded: whoever goes on has the moments of all that it updates,
+/// and who joins gets the place back.
+#[test]
+fn every_sharded_table_has_the_bits_of_the_lanes() {
+    let plain = tiny_model(Family::Gpt2);
+    let mut campaign = Campaign::of_models([tiny_model(Family::Llama), plain.clone()]);
+    let mut tables = 0;
+    for lanes in [4, 8] {
+        for size in sizes(lanes).into_iter().filter(|size| [4, 8].contains(&size.2)) {
+            let plan = Plan::new(request(&plain, batch(lanes), size, Window::One));
+            if !plan.expect("it exists").with_shards(&plain, 2).is_sharded() {
+                continue;
+            }
+            let run = campaign.runs;
+            campaign.check((lanes, size), |model, plan| {
+                let pace = Pace::estimated(model, plan.batch.microbatch);
+                let plan = plan.with_shards(model, 2);
+                let table = without_some(&plan, &pace, run);
+                tables += usize::from(table.is_some());
+                let Some(table) = table else { return plan };
+                assert_eq!(table.placement().shards().layers(), plan.placement().shards().layers());
+                let order = SharedOrder::ByTime;
+                let whole = table.refilled(u32::MAX, |_| pace.clone(), order).expect("shared").plan;
+                assert_eq!(whole, plan);
+                table
+            });
+        }
+    }
+    let Campaign { runs, clipped, rollbacks, .. } = campaign;
+    assert!(tables > 80 && tables > runs * 4 / 5, "{tables} tables of {runs} sizes");
+    assert!(clipped > 10 && rollbacks > 2, "{clipped} clipped, {rollbacks} back");
+}
+
+/// Each layer is updated by whoever updated it before, and if nobody is left who did nobody takes over.
+#[test]
+fn whoever_takes_a_shard_over_has_its_moments() {
+    let model = tiny_model(Family::Gpt2);
+    let plan = Plan::new(request(&model, batch(8), (ScheduleKind::ZbH1, 2, 8), Window::One));
+    let plan = plan.expect("it exists").with_shards(&model, 2);
+    let pace = Pace::estimated(&model, BATCH.microbatch);
+    let updated = |plan: &Plan, stage| -> BTreeSet<u32> {
+        plan.chunks_of(stage).flat_map(|(chunk, _)| plan.updated_layers(chunk)).collect()
+    };
+    let spoken_for = |plan: &Plan| -> Vec<u32> {
+        let chunks = (0..plan.placement().chunk_count()).map(ChunkIndex);
+        let mut layers: Vec<u32> = chunks.flat_map(|chunk| plan.owned_layers(chunk)).collect();
+        layers.sort_unstable();
+        layers
+    };
+    for lost in (0..16).map(StageIndex) {
+        let found = plan.rerouted(&[lost], |_| pace.clone(), SharedOrder::ByTime);
+        let found = found.expect("another one has the moments");
+        assert!(!found.stages.contains(&lost));
+        for (stage, known) in (0..).map(StageIndex).zip(&found.stages) {
+            assert_eq!(updated(&found.plan, stage), updated(&plan, *known), "{lost} lost");
+        }
+        assert_eq!(spoken_for(&found.plan), (0..model.layer_count()).collect::<Vec<_>>());
+        assert_eq!(found.plan.halved(), None, "halves would update two shards");
+    }
+    let both = [StageIndex(0), StageIndex(8)];
+    let nobody = plan.rerouted(&both, |_| pace.clone(), SharedOrder::ByTime);
+    assert_eq!(nobody, Err(NobodyLeft { place: 0, shard: 0 }));
 }
 
 /// The same of tables in which some that joined have places of their own; when all have, the plan is that

@@ -561,6 +561,9 @@ fn mark_plan(env: &mut Surroundings<'_>, plan: &PlanRecord) {
         if columns > before.program.placement.column_count() {
             env.mark(Marker::PlaceSplit);
         }
+        if plan.program.placement.shards().count() > 1 {
+            env.mark(Marker::ShardRerouted);
+        }
     }
     if gives_a_place(plan, &before) {
         env.mark(Marker::PlaceGiven);

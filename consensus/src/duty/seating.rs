@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use zbelastic_schedule::Program;
-use zbelastic_types::{LayerId, StageIndex};
+use zbelastic_types::{ChunkIndex, LayerId, StageIndex};
 
 use super::PlanSolution;
 use crate::job::JobSpec;
@@ -84,7 +84,8 @@ pub(super) fn bytes_of<'a>(spec: &JobSpec, layers: impl Iterator<Item = &'a Laye
     layers.map(|layer| spec.layer_bytes.get(layer.index()).copied().unwrap_or(1).max(1)).sum()
 }
 
-/// The layers of a stage, and those it keeps copies of: of replicas the first one's.
+/// The layers that a stage updates, and those it keeps copies of. With a sharded optimizer those are left out that
+/// it only gets the candidates of: nobody holds them who does not update them.
 fn needed_at(
     solution: &PlanSolution,
     copies: &[Vec<StageIndex>],
@@ -93,10 +94,12 @@ fn needed_at(
     let placement = &solution.program.placement;
     let is_kept = |of: &usize| copies[*of].iter().any(|by| by.index() == stage);
     let kept = (0..copies.len()).filter(is_kept).map(|of| StageIndex(of as u32));
-    let kept = kept.flat_map(|of| placement.chunks_of(of).collect::<Vec<_>>());
-    let kept = kept.filter(|chunk| placement.replica_of(*chunk) == 0);
-    let chunks = placement.chunks_of(StageIndex(stage as u32)).chain(kept);
-    chunks.flat_map(|chunk| solution.chunks[chunk.index()].layers().collect::<Vec<_>>()).collect()
+    let kept = kept.flat_map(|of| placement.chunks_of(of));
+    let layers = |chunk: ChunkIndex| solution.chunks[chunk.index()].ids();
+    let kept = kept.flat_map(|of| placement.shards().owned(of, layers(of)));
+    let own = placement.chunks_of(StageIndex(stage as u32));
+    let own = own.flat_map(|of| placement.shards().updated(of, layers(of)));
+    own.chain(kept).map(LayerId).collect()
 }
 
 /// For each row the column it is given, each once, at the least cost in all: the Hungarian method
@@ -157,9 +160,13 @@ mod tests {
     use zbelastic_schedule::Window;
 
     use super::{assignment, reseated};
-    use crate::fixture::{FixtureLog, side_by_side_twice, solution, spec};
+    use crate::duty::PlanSolution;
+    use crate::fixture::{
+        FixtureLog, four_in_two_shards, side_by_side_twice, solution, spec, without_the_third,
+    };
     use crate::job::JobSpec;
     use crate::member::{Holder, Resources};
+    use crate::plan::PlanRecord;
     use crate::pre_copy::held_layers;
 
     /// The least cost of all orders.
@@ -196,6 +203,24 @@ mod tests {
                 assert!(sorted.into_iter().eq(0..count), "each once");
             }
         }
+    }
+
+    /// Of four replicas in two shards the third is lost: the first one has the moments of both places.
+    #[test]
+    fn who_updates_a_shard_is_seated_where_it_is_updated() {
+        let spec = JobSpec { copies: 0, microbatch_count: 4, ..spec() };
+        let log = FixtureLog::with_job(spec.clone(), &[1, 2, 3, 4]);
+        let mut before = log.plan(&[1, 2, 3, 4]);
+        four_in_two_shards(&mut before);
+        let mut shared = before.clone();
+        without_the_third(&mut shared);
+        let PlanRecord { program, chunks, copies, .. } = shared;
+        let stage_nodes = vec![0, 1, 2];
+        let solution = PlanSolution { program, chunks, stage_nodes, op_ticks_max: 50 };
+        let nodes = [2, 1, 4].map(|node| log.holder(node));
+        let alike = |_: &Holder| Resources::NONE;
+        let seated = reseated(&before, &nodes, alike, (&solution, &copies), &spec);
+        assert_eq!(seated, [1, 2, 4].map(|node| log.holder(node)));
     }
 
     /// Of two pipelines of two stages one node is lost: of the three that are left two go on without a

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use zbelastic_schedule::PlacementShards;
+use zbelastic_schedule::{Placement, PlacementShards};
 use zbelastic_types::{ChunkIndex, LayerId, StageIndex};
 
 use super::{PlanRecord, group_of};
@@ -64,16 +64,21 @@ impl PlanRecord {
     }
 
     /// Whether it is the plan `before` without some of its stages, whose places others of the same
-    /// layers stand at: whoever is left goes on with the layers that it has. Columns may have been cut
-    /// in two.
+    /// layers stand at: whoever is left goes on with the layers that it has, and with a sharded optimizer
+    /// updates those that it did. Columns may have been cut in two.
     #[must_use]
     pub fn reroutes(&self, before: &Self) -> bool {
         let [own, other] = [&self.program.placement, &before.program.placement];
+        let place = |of: &Placement, stage| {
+            let shard = of.chunks_of(stage).next().map(|chunk| of.shards().of_replica(chunk));
+            (of.table().place_of(stage), shard)
+        };
         let keeps_layers = |(stage, holder): (StageIndex, &Holder)| {
-            let place = own.table().place_of(stage);
-            before.stage_of(*holder).is_some_and(|stage| other.table().place_of(stage) == place)
+            let known = before.stage_of(*holder);
+            known.is_some_and(|known| place(other, known) == place(own, stage))
         };
         own.stage_count() < other.stage_count()
+            && own.shards().layers() == other.shards().layers()
             && own.column_count() >= other.column_count()
             && self.has_places_of(before)
             && self.stage_indices().zip(&self.stages).all(keeps_layers)

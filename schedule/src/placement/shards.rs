@@ -10,7 +10,8 @@ use super::Placement;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "shards of the optimizer for {found} chunks, expected {expected}: each with the same power of two of at \
-     most {columns}, the number of replicas, which are pipelines in one direction on stages of their own"
+     most {columns}, the number of replicas, which are pipelines in one direction, and a stage that stands in \
+     several of them in those that update the same shard"
 )]
 pub struct ShardError {
     /// Chunks of one replica.
@@ -50,6 +51,12 @@ impl<'a> PlacementShards<'a> {
     pub fn of_replica(self, chunk: ChunkIndex) -> u32 {
         let replica = self.0.replica_of(chunk);
         (0..self.levels()).fold(0, |shard, level| shard << 1 | replica >> level & 1)
+    }
+
+    /// Whether two columns, counted from 0, update the same shard: each leaves the same halves to others.
+    #[must_use]
+    pub(super) fn are_twins(self, column: u32, other: u32) -> bool {
+        column % self.count() == other % self.count()
     }
 
     /// The layers of a chunk that lie in a shard, of the chunk's `layers`.
@@ -140,10 +147,10 @@ pub fn deal_shards(lengths: &[usize], shards: u32) -> Vec<u32> {
 
 #[cfg(test)]
 mod tests {
-    use zbelastic_types::ChunkIndex;
+    use zbelastic_types::{ChunkIndex, StageIndex};
 
     use super::{ShardError, deal_shards};
-    use crate::placement::{Placement, PlacementShape};
+    use crate::placement::{NobodyLeft, Placement, PlacementForm, PlacementShape};
 
     #[test]
     fn replicas_that_add_the_same_half_update_the_same_shard() {
@@ -179,6 +186,63 @@ mod tests {
         check(&lines, &[&[1, 1, 1, 1], &[1, 1, 1, 1]]);
         let cross = Placement::of_columns(PlacementShape::Cross, 2, 4, 8).expect("legal");
         check(&cross, &[&[1, 1], &[1, 1]]);
+        let cells = [0, 1, 0, 2].map(StageIndex);
+        let shared = Placement::of_table(PlacementShape::Line, 2, (3, 4), &cells).expect("legal");
+        check(&shared, &[&[1, 1], &[1, 1]]);
+    }
+
+    /// Whoever takes over a lost stage's columns updates the same shard, speaks for it if the lost one did, and
+    /// counts as one; where nobody else does nobody takes over.
+    #[test]
+    fn a_lost_stage_is_followed_by_one_that_updates_its_shard() {
+        let lines = Placement::of_columns(PlacementShape::Line, 8, 16, 16).expect("legal");
+        let layers = vec![vec![1, 2, 3, 1], vec![2, 2, 2, 2]];
+        let whole = lines.sharded(layers.clone()).expect("legal");
+        for lost in (0..16).map(StageIndex) {
+            let (table, stages) = whole.table().rerouted(&[lost]).expect("another is left");
+            assert_eq!((table.shards().layers(), stages.len()), (&layers[..], 15));
+            let chunks = (0..16).map(ChunkIndex).filter(|of| whole.stage_of(*of) == Some(lost));
+            for chunk in chunks {
+                let to = stages[table.stage_of(chunk).expect("a chunk").index()];
+                let own = whole.chunks_of(to).next().expect("a chunk a stage");
+                assert_eq!(whole.shards().of_replica(own), whole.shards().of_replica(chunk));
+                assert_eq!(whole.position_of(own), whole.position_of(chunk));
+            }
+            let speaks = |chunk: &ChunkIndex| table.shards().speaks(*chunk);
+            let by_stage = (0..15).map(|stage| table.chunks_of(StageIndex(stage)).filter(speaks));
+            let most = by_stage.map(Iterator::count).max();
+            assert_eq!(most, Some(1), "a stage speaks for a shard once");
+            for stage in (0..15).map(StageIndex) {
+                let chunk = table.chunks_of(stage).next().expect("a chunk");
+                let source = table.table().prefix_source(stage);
+                let of = |stage: StageIndex| table.chunks_of(stage).next();
+                let shard = source.and_then(of).map(|of| table.shards().of_replica(of));
+                let expected = source.map(|_| table.shards().of_replica(chunk));
+                assert_eq!(shard, expected, "sums go along the columns that speak for a shard");
+            }
+            assert_eq!(Placement::try_from(PlacementForm::from(table.clone())), Ok(table.clone()));
+            let refilled = table.table().refilled(3).expect("a place is shared").0;
+            assert_eq!(refilled, whole);
+        }
+        let both = [StageIndex(3), StageIndex(11)];
+        let nobody = NobodyLeft { place: 1, shard: 2 };
+        assert_eq!(whole.table().rerouted(&both), Err(nobody));
+    }
+
+    /// Of two shards of a place that lost stages both, each gets a further stage for its own columns.
+    #[test]
+    fn further_stages_get_columns_of_one_shard() {
+        let lines = Placement::of_columns(PlacementShape::Line, 8, 8, 8).expect("legal");
+        let whole = lines.sharded(vec![vec![1, 2]]).expect("legal");
+        let lost = [2, 3, 4, 5, 6].map(StageIndex);
+        let (table, _) = whole.table().rerouted(&lost).expect("one of each is left");
+        assert_eq!(table.table().cells(), [0, 1, 0, 1, 0, 2, 0, 2].map(StageIndex));
+        for count in 1..6 {
+            let (refilled, stages) = table.table().refilled(count).expect("places are shared");
+            assert!(refilled.has_one_shard_a_stage());
+            assert_eq!(stages.len(), refilled.stage_count() as usize);
+        }
+        assert_eq!(table.table().refilled(5).expect("places are shared").0, whole);
     }
 
     #[test]

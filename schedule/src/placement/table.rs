@@ -55,12 +55,15 @@ pub enum TableError {
     Shards(#[from] ShardError),
 }
 
-/// A place of the columns that a stage was lost at and that no other stage stands at.
+/// A place of the columns that a stage was lost at, and a shard that it updated there, which no other stage
+/// updates at that place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no stage is left at place {place}")]
+#[error("no stage is left at place {place} that updates shard {shard}")]
 pub struct NobodyLeft {
     /// The place, counted from 0.
     pub place: u32,
+    /// The shard, counted from 0: the only one where the optimizer is not sharded.
+    pub shard: u32,
 }
 
 impl Placement {
@@ -205,26 +208,29 @@ impl<'a> PlacementTable<'a> {
         }
     }
 
-    /// The table, without shards, in which the places of the stages in `lost` stand on others of the same place, each
-    /// on one that stands in fewest columns, of these on the one whose sums meet the lost stage's first
-    /// in the tree of the columns; and the stages of this table that its stages are.
+    /// The table in which the places of the stages in `lost` stand on others of the same place that update the
+    /// same shard, each on one that stands in fewest columns, of these on the one whose sums meet the lost stage's
+    /// first in the tree of the columns; and the stages of this table that its stages are.
     ///
     /// # Errors
-    /// If nobody is left at a place.
+    /// If nobody is left at a place, or of those that update a shard there.
     pub fn rerouted(self, lost: &[StageIndex]) -> Result<(Placement, Vec<StageIndex>), NobodyLeft> {
         let Placement { stages_per_column: places, column_count, .. } = *self.0;
+        let shards = self.0.shards();
         let mut cells = self.cells();
         let mut columns = self.columns_by_stage();
         let lost_cells = (0..).zip(&mut cells).filter(|(_, stage)| lost.contains(stage));
         for (cell, stage) in lost_cells.collect::<Vec<_>>() {
             let [column, place] = [cell / places, cell % places];
-            let at_place = (0..column_count).filter_map(|other| self.stage_at(other, place));
+            let twins = (0..column_count).filter(|other| shards.are_twins(*other, column));
+            let at_place = twins.filter_map(|other| self.stage_at(other, place));
             let others = at_place.filter(|other| !lost.contains(other));
             let nearest = |of: &StageIndex| {
                 let apart = columns[of.index()].iter().map(|other| other ^ column).min();
                 (columns[of.index()].len(), apart, *of)
             };
-            let to = others.min_by_key(nearest).ok_or(NobodyLeft { place })?;
+            let shard = shards.of_replica(ChunkIndex(column * self.chunks_per_column()));
+            let to = others.min_by_key(nearest).ok_or(NobodyLeft { place, shard })?;
             columns[to.index()].push(column);
             *stage = to;
         }
@@ -233,16 +239,20 @@ impl<'a> PlacementTable<'a> {
 
     /// The table in which up to `count` further stages stand at places of stages that stand in several
     /// columns: one after the other at the place of one that stands in most, from which and the others of
-    /// that place it gets a column at a time until none has two more than it. A place gets one only if
+    /// that place it gets a column at a time until none has two more than it. Where the optimizer is sharded, those
+    /// of a place are those alone that update the same shard. A place gets one only if
     /// as many are left as make the most columns there fewer. And for each of its stages the stage
     /// of this table that it is; `None` of a further one. It is `None` if there is no further stage, or no
     /// place for one.
     #[must_use]
     pub fn refilled(self, count: u32) -> Option<(Placement, Vec<Option<StageIndex>>)> {
         let Placement { stages_per_column: places, stage_count, .. } = *self.0;
+        let shards = self.0.shards().count();
         let columns = self.columns_by_stage();
         let stages = (0..stage_count).map(StageIndex);
         let stages = stages.map(|stage| self.place_of(stage).0).zip(columns);
+        let shard_of = |columns: &[u32]| columns.first().map_or(0, |first| first % shards);
+        let stages = stages.map(|(place, columns)| ((place, shard_of(&columns)), columns));
         let mut stages: Vec<ColumnsAtPlace> = stages.collect();
         for left in (1..=count as usize).rev() {
             let Some(place) = place_to_refill(&stages, left) else { break };
@@ -253,7 +263,7 @@ impl<'a> PlacementTable<'a> {
             return None;
         }
         let mut cells = self.cells();
-        for (stage, (place, columns)) in (0..).map(StageIndex).zip(&stages) {
+        for (stage, ((place, _), columns)) in (0..).map(StageIndex).zip(&stages) {
             let of_column = |column: &u32| (column * places + place) as usize;
             columns.iter().for_each(|column| cells[of_column(column)] = stage);
         }
@@ -280,17 +290,22 @@ impl<'a> PlacementTable<'a> {
         }
         let sizes = (stages.len() as u32, self.0.chunk_count());
         let table = Placement::of_table(self.0.shape(), self.0.column_count, sizes, &cells);
-        let table = table.expect("numbered in order, each at its place");
+        let mut table = table.expect("numbered in order, each at its place");
+        table.shards.clone_from(&self.0.shards);
+        assert!(table.has_one_shard_a_stage(), "who takes a column over updates its shard");
         (table, stages)
     }
 }
 
+/// A place of the columns, and which of those it is of: by the remainder that the columns of one shard have.
+type ShardPlace = (u32, u32);
+
 /// The place of a stage, and the columns that it stands in.
-type ColumnsAtPlace = (u32, Vec<u32>);
+type ColumnsAtPlace = (ShardPlace, Vec<u32>);
 
 /// The place of the stage in most columns, of those at which as many further stages as are left make the
 /// most columns fewer.
-fn place_to_refill(stages: &[ColumnsAtPlace], left: usize) -> Option<u32> {
+fn place_to_refill(stages: &[ColumnsAtPlace], left: usize) -> Option<ShardPlace> {
     let becomes_fewer = |(place, columns): &&ColumnsAtPlace| {
         let at_place = || stages.iter().filter(|(of, _)| of == place);
         let all: usize = at_place().map(|(_, columns)| columns.len()).sum();
@@ -302,7 +317,7 @@ fn place_to_refill(stages: &[ColumnsAtPlace], left: usize) -> Option<u32> {
 }
 
 /// Columns for a further stage at `place`, from those who stand in most there, until none has two more.
-fn taken_columns(stages: &mut [ColumnsAtPlace], place: u32) -> Vec<u32> {
+fn taken_columns(stages: &mut [ColumnsAtPlace], place: ShardPlace) -> Vec<u32> {
     let mut taken = Vec::new();
     loop {
         let at_place = stages.iter_mut().rev().filter(|(of, _)| *of == place);
@@ -413,7 +428,7 @@ mod tests {
         check(&one, &[0], &[0, 1, 2, 3, 0, 4, 2, 5], &[3, 1, 5, 2, 4, 6]);
         check(&grid, &[1, 3, 5], &[0, 1, 2, 1, 3, 1, 4, 1], &[0, 7, 2, 4, 6]);
         let all = [1, 3, 5, 7].map(StageIndex);
-        assert_eq!(grid.table().rerouted(&all), Err(NobodyLeft { place: 1 }));
+        assert_eq!(grid.table().rerouted(&all), Err(NobodyLeft { place: 1, shard: 0 }));
     }
 
     #[test]

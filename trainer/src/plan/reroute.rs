@@ -31,7 +31,7 @@ impl Plan {
     /// If none is lost it is the same plan: another pace makes no other order.
     ///
     /// # Errors
-    /// If nobody is left at a place: its layers must move.
+    /// If nobody is left at a place, or of those that have the moments of a shard there: its layers must move.
     ///
     /// # Panics
     /// If the pace has times that are none.
@@ -72,8 +72,8 @@ impl Plan {
     }
 
     /// This plan with each of its columns as two, on the same stages, so that what a stage does can be
-    /// dealt to several others. It is `None` if there are not as many lanes, or columns run in two
-    /// directions.
+    /// dealt to several others. It is `None` if there are not as many lanes, columns run in two
+    /// directions, or the optimizer is sharded.
     #[must_use]
     pub fn halved(&self) -> Option<Self> {
         let order = halved(&self.program)?;

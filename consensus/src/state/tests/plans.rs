@@ -8,8 +8,8 @@ use zbelastic_types::{
 use crate::codec;
 use crate::entry::{Entry, ReadyRecord};
 use crate::fixture::{
-    FixtureLog, LAYERS, chunks, crossed, digest, one_stage_sharded, program, side_by_side_twice,
-    spec, without_the_third,
+    FixtureLog, LAYERS, chunks, crossed, digest, four_in_two_shards, one_stage_sharded, program,
+    side_by_side_twice, spec, without_the_third,
 };
 use crate::job::{JobSpec, WindowPolicy};
 use crate::member::Holder;
@@ -249,6 +249,38 @@ fn a_worker_of_two_pipelines_is_one_holder() {
     plan.stages.swap(0, 1);
     assert!(!PlanRecord { stages: plan.stages, ..shared.clone() }.reroutes(&before), "layers move");
     assert!(!before.reroutes(&shared), "there are more");
+}
+
+/// Of four replicas in two shards the third is lost: the first one, which updates the same layer, stands in both.
+/// It is left as the only holder, so one that gathers the layer keeps a copy of it.
+#[test]
+fn who_updates_the_same_shard_stands_for_a_lost_replica() {
+    let spec = JobSpec { microbatch_count: 4, ..spec() };
+    let log = FixtureLog::with_job(spec.clone(), &[1, 2, 3, 4]);
+    let mut before = log.plan(&[1, 2, 3, 4]);
+    four_in_two_shards(&mut before);
+    assert_eq!(before.check(&spec), Ok(()));
+    let mut shared = before.clone();
+    without_the_third(&mut shared);
+    shared.stages.remove(2);
+    let refused = Err(PlanRefusal::Promise { promise: shared.promise });
+    assert_eq!(shared.check(&spec), refused, "a copy of the first layer is missing");
+    shared.copies[0] = vec![StageIndex(1)];
+    assert_eq!(shared.check(&spec), Ok(()));
+    let bytes = codec::encode(&shared);
+    assert_eq!(codec::decode(&bytes, bytes.len()), Ok(shared.clone()), "it travels");
+    assert_eq!(shared.cells().map(|holder| holder.node.0).collect::<Vec<_>>(), [1, 2, 1, 4]);
+    let own = [0, 1, 2].map(|stage| shared.layers_of(StageIndex(stage)).count());
+    assert_eq!(own, [1, 3, 0]);
+    let held = [0, 1, 2].map(|stage| copied_layers(&shared, StageIndex(stage)).len());
+    assert_eq!(held, [0, 1, 3], "a copy of one layer, and three of a twin");
+    assert!(shared.reroutes(&before));
+    let mut stages = shared.stages.clone();
+    stages.swap(1, 2);
+    assert!(PlanRecord { stages, ..shared.clone() }.reroutes(&before), "both update the others");
+    let mut stages = shared.stages.clone();
+    stages.swap(0, 1);
+    assert!(!PlanRecord { stages, ..shared }.reroutes(&before), "moments move");
 }
 
 /// The stage in the middle holds one part of the model twice, and that is its own.
