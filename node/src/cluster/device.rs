@@ -16,7 +16,7 @@ use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_cha
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::session::{WorkerCommand, WorkerEvent};
 use zbelastic_consensus::validation::Turn;
@@ -181,6 +181,7 @@ pub struct DeviceHandle {
     inbox: SyncSender<DeviceInput>,
     gauge: Arc<DeviceGauge>,
     links: Option<TensorLinks>,
+    in_force: watch::Sender<Generation>,
 }
 
 impl DeviceHandle {
@@ -197,6 +198,7 @@ impl DeviceHandle {
         let (outbox, outputs) = mpsc::channel(OUTBOX_MAX);
         let gauge = Arc::new(DeviceGauge::default());
         let shared_gauge = gauge.clone();
+        let (in_force, of_dispatcher) = watch::channel(Generation(0));
         // A value that is neither 0 nor 1 is refused when the program begins.
         let links = match device_links::are_enabled() {
             Ok(true) => Some(TensorLinks::start(frames.clone(), inbox.clone(), outbox.clone())?),
@@ -210,6 +212,7 @@ impl DeviceHandle {
                 frames,
                 outbox.clone(),
                 (worker_device.name(), snapshots.clone()),
+                of_dispatcher,
                 shared_links.clone(),
             ),
             links: shared_links,
@@ -228,7 +231,7 @@ impl DeviceHandle {
             clock: RunClock::of_day(),
         };
         thread::Builder::new().name("device".to_owned()).spawn(move || begin().run())?;
-        Ok((Self { inbox, gauge, links }, outputs))
+        Ok((Self { inbox, gauge, links, in_force }, outputs))
     }
 
     /// Sends an input to the device.
@@ -240,6 +243,11 @@ impl DeviceHandle {
             TrySendError::Full(_) => DeviceRefusal::Full,
             TrySendError::Disconnected(_) => DeviceRefusal::Gone,
         })
+    }
+
+    /// A plan is in force: frames of those before it do not wait for space in a queue any more.
+    pub(super) fn begin_plan(&self, generation: Generation) {
+        self.in_force.send_replace(generation);
     }
 
     /// The links of the device with those of other workers, if there are to be any.

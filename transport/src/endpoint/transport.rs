@@ -281,20 +281,26 @@ impl FrameSender {
         }
     }
 
-    /// Enqueues a frame to a peer once there is space for it; returns it if the peer goes away
-    /// meanwhile. Does not wait for space in the queue of a peer that is not there.
+    /// Enqueues a frame once there is space for it in the queue to a peer, or in the one that is held for its
+    /// connection. Drops it if the connection ends, if frames to the peer are held no more, or once
+    /// `superseded` is ready.
     ///
     /// # Panics
     /// On a thread that runs tasks: it blocks.
-    #[must_use]
-    pub fn send_blocking(&self, to: NodeId, frame: OutgoingFrame) -> Option<OutgoingFrame> {
-        match self.context.directory.get(to) {
-            Some(link) => self.runtime.block_on(link.frames.send(frame)),
-            None => match self.context.directory.enqueue(to, frame) {
-                Ok(()) => None,
-                Err(FrameNotQueued::Full(frame) | FrameNotQueued::Closed(frame)) => Some(frame),
-            },
-        }
+    pub fn send_blocking(
+        &self,
+        to: NodeId,
+        frame: OutgoingFrame,
+        superseded: impl Future<Output = ()>,
+    ) {
+        let queue = self.context.directory.queue(to);
+        self.runtime.block_on(async {
+            tokio::select! {
+                biased;
+                _queued_or_lost = queue.send(frame) => {}
+                () = superseded => {}
+            }
+        });
     }
 }
 

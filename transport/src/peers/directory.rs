@@ -60,15 +60,23 @@ impl Directory {
     /// # Errors
     /// If there is no space.
     pub(crate) fn enqueue(&self, node: NodeId, frame: OutgoingFrame) -> Result<(), FrameNotQueued> {
+        match self.get(node) {
+            Some(link) => link.frames.try_send(frame),
+            None => self.queue(node).try_send(frame),
+        }
+    }
+
+    /// The queue of frames to a peer, or the one that is held for its connection.
+    pub(crate) fn queue(&self, node: NodeId) -> FrameQueue {
         if let Some(link) = self.get(node) {
-            return link.frames.try_send(frame);
+            return link.frames.clone();
         }
         let mut peers = self.write();
         if let Some(link) = peers.links.get(&node) {
-            return link.frames.try_send(frame);
+            return link.frames.clone();
         }
         let held = peers.held.entry(node).or_insert_with(|| frame_queue(self.frames_max));
-        held.0.try_send(frame)
+        held.0.clone()
     }
 
     /// Discards the frames that are held for a peer that is not expected any more.

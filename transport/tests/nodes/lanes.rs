@@ -3,6 +3,7 @@
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
+use tokio::sync::watch;
 use zbelastic_transport::{
     ANSWER_BYTES_MAX, BulkFetch, CONTROL_MESSAGE_BYTES_MAX, DownReason, FrameClass, FrameRejection,
     FrameRules, MemorySink, OutgoingFrame, PeerViolation, ReceivedFrame, RequestError, SendOutcome,
@@ -205,6 +206,59 @@ async fn frames_to_a_peer_that_is_not_up_yet_are_held_for_it_until_a_new_plan() 
         });
         let expected = [vec![1.5; 3], vec![1.5; 1000]];
         assert!(frames.await.unwrap().iter().all(|frame| frame.parts == expected));
+    }
+}
+
+/// Whoever sends more than is held for a peer waits until it is connected, until a new plan discards what is held,
+/// or until what is sent is superseded.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thread_waits_for_space_in_the_queue_that_is_held_for_a_peer() {
+    const WAITING: usize = 10;
+    for same_host in [false, true] {
+        let site = TransportSite::new();
+        let options = TransportTestOptions { same_host, ..TransportTestOptions::default() };
+        let mut one = site.node(1, options.clone()).await;
+        let mut two = site.node(2, options).await;
+        let received = receive_frames(&two, 1, &[3, 1000]);
+        let sender = one.transport.frame_sender();
+        let fill = |to| {
+            let frame = || frame(&[3, 1000]);
+            (0..).find(|_| !matches!(sender.send(to, frame()), SendOutcome::Queued))
+        };
+        let (plan, _) = watch::channel(1);
+        let send_more = |to, of_plan: u64| {
+            let (sender, plan) = (sender.clone(), plan.subscribe());
+            tokio::task::spawn_blocking(move || {
+                for _ in 0..WAITING {
+                    let mut plan = plan.clone();
+                    let superseded = async move {
+                        plan.wait_for(|in_force| *in_force > of_plan).await.unwrap();
+                    };
+                    sender.send_blocking(to, frame(&[3, 1000]), superseded);
+                }
+            })
+        };
+        let held = fill(NodeId(3)).expect("it is bounded");
+        let waiting = send_more(NodeId(3), 1);
+        plan.send_replace(2);
+        waiting.await.unwrap();
+        let waiting = send_more(NodeId(3), 2);
+        one.transport.discard_held_frames();
+        waiting.await.unwrap();
+        assert_eq!(fill(NodeId(2)), Some(held));
+        let waiting = send_more(NodeId(2), 2);
+        one.knows(&two);
+        two.knows(&one);
+        one.up().await;
+        two.up().await;
+        waiting.await.unwrap();
+        let frames = tokio::task::spawn_blocking(move || {
+            (0..held + WAITING)
+                .map(|_| received.recv_timeout(DEADLINE))
+                .filter(Result::is_ok)
+                .count()
+        });
+        assert_eq!(frames.await.unwrap(), held + WAITING);
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use tokio::runtime::Builder;
 use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::validation::Turn;
 use zbelastic_kernels::{DeviceFault, DeviceValue, HostFloats, HostTensor, Pending, TensorHandle};
@@ -25,15 +26,26 @@ const SHORT_WAIT: Duration = Duration::from_millis(100);
 struct RecordingCarrier(Sender<f32>);
 
 impl FrameCarrier for RecordingCarrier {
-    fn submit(&self, to: NodeId, frame: OutgoingFrame) {
+    fn submit(&self, to: NodeId, frame: OutgoingFrame) -> Option<OutgoingFrame> {
         assert_eq!(to, NodeId(2));
         // A test that dropped the receiver has seen enough.
-        let _gone = self.0.send(frame.parts().first().map_or(f32::NAN, |part| part[0]));
+        let _gone = self.0.send(number_of(&frame));
+        None
     }
 
-    fn submit_blocking(&self, to: NodeId, frame: OutgoingFrame) {
-        self.submit(to, frame);
+    fn submit_blocking(
+        &self,
+        to: NodeId,
+        frame: OutgoingFrame,
+        _superseded: impl Future<Output = ()>,
+    ) {
+        assert!(self.submit(to, frame).is_none());
     }
+}
+
+/// The first number of a frame.
+fn number_of(frame: &OutgoingFrame) -> f32 {
+    frame.parts().first().map_or(f32::NAN, |part| part[0])
 }
 
 /// A tensor that a device is still at work on.
@@ -91,9 +103,19 @@ fn frame(tensor: TensorHandle) -> PeerFrame {
 fn dispatcher() -> (FrameDispatcher<RecordingCarrier>, Receiver<f32>, mpsc::Receiver<DeviceOutput>)
 {
     let (sender, carried) = channel();
+    let (dispatcher, outputs, _in_force) = dispatcher_with(RecordingCarrier(sender));
+    (dispatcher, carried, outputs)
+}
+
+/// A dispatcher, the outputs that the worker receives, and the plan in force, which is the first one.
+fn dispatcher_with<R: FrameCarrier>(
+    carrier: R,
+) -> (FrameDispatcher<R>, mpsc::Receiver<DeviceOutput>, watch::Sender<Generation>) {
     let (outbox, outputs) = mpsc::channel(1);
+    let (in_force, of_dispatcher) = watch::channel(Generation(1));
     let device = ("cuda:7".to_owned(), LayerSnapshots::new("unused".into(), Bytes(0)));
-    (FrameDispatcher::new(RecordingCarrier(sender), outbox, device, None), carried, outputs)
+    let dispatcher = FrameDispatcher::new(carrier, outbox, device, of_dispatcher, None);
+    (dispatcher, outputs, in_force)
 }
 
 fn send(dispatcher: &mut FrameDispatcher<RecordingCarrier>, tensor: TensorHandle) -> bool {
@@ -174,7 +196,7 @@ fn a_fault_is_reported_by_whoever_reads_the_numbers() {
     let (dispatcher, carried, mut outputs) = dispatcher();
     let (bad, control) = slow(1.0, Some(sticky()));
     control.ready.send(()).expect("the dispatcher will wait");
-    assert!(dispatcher.forwarder.send(NodeId(2), frame(bad)).is_err());
+    assert!(dispatcher.forwarder.try_send(NodeId(2), frame(bad)).is_err());
     assert!(matches!(
         outputs.try_recv(),
         Ok(DeviceOutput::Failed(WorkerDeviceError::Fault { .. }))
@@ -208,25 +230,111 @@ fn a_worker_that_hears_nothing_any_more_ends_the_thread() {
     assert_eq!(carried.iter().count(), 0);
 }
 
-/// A peer whose queue is full until the test receives.
+/// Peers, by number, each of which has a queue with space for one frame.
 #[derive(Clone)]
-struct FullCarrier(SyncSender<f32>);
+struct BoundedCarrier(Vec<(NodeId, mpsc::Sender<f32>)>);
 
-impl FrameCarrier for FullCarrier {
-    fn submit(&self, _to: NodeId, _frame: OutgoingFrame) {}
-
-    fn submit_blocking(&self, _to: NodeId, frame: OutgoingFrame) {
-        // A test that dropped the receiver has seen enough.
-        let _gone = self.0.send(frame.parts().first().map_or(f32::NAN, |part| part[0]));
+impl BoundedCarrier {
+    /// It, and where the frames of each of so many peers come out, the first of which is the second node.
+    fn of_peers(count: u64) -> (Self, Vec<mpsc::Receiver<f32>>) {
+        let peers = (2..2 + count).map(|peer| (NodeId(peer), mpsc::channel(1)));
+        let (queues, carried) = peers.map(|(peer, (queue, out))| ((peer, queue), out)).unzip();
+        (Self(queues), carried)
     }
+
+    fn queue(&self, to: NodeId) -> &mpsc::Sender<f32> {
+        &self.0.iter().find(|(peer, _)| *peer == to).expect("a peer").1
+    }
+}
+
+impl FrameCarrier for BoundedCarrier {
+    fn submit(&self, to: NodeId, frame: OutgoingFrame) -> Option<OutgoingFrame> {
+        self.queue(to).try_send(number_of(&frame)).is_err().then_some(frame)
+    }
+
+    fn submit_blocking(
+        &self,
+        to: NodeId,
+        frame: OutgoingFrame,
+        superseded: impl Future<Output = ()>,
+    ) {
+        let runtime = Builder::new_current_thread().build().expect("a runtime without timers");
+        runtime.block_on(async {
+            tokio::select! {
+                biased;
+                // A test that dropped the receiver has seen enough.
+                _gone = self.queue(to).send(number_of(&frame)) => {}
+                () = superseded => {}
+            }
+        });
+    }
+}
+
+/// All frames that come out until the dispatcher and its threads are gone.
+fn rest(mut carried: mpsc::Receiver<f32>) -> Vec<f32> {
+    std::iter::from_fn(|| carried.blocking_recv()).collect()
+}
+
+/// A step may have more boundary tensors than the queue to a peer holds: all of them arrive, in order, and the
+/// device goes on.
+#[test]
+fn frames_of_passes_wait_for_space() {
+    let (carrier, mut carried) = BoundedCarrier::of_peers(1);
+    let (mut dispatcher, _outputs, _in_force) = dispatcher_with(carrier);
+    let numbers: Vec<f32> = (0..FRAMES_QUEUED_MAX as u8).map(f32::from).collect();
+    for number in &numbers {
+        assert!(dispatcher.send(NodeId(2), frame(plain(*number))).is_ok(), "the device goes on");
+    }
+    drop(dispatcher);
+    assert_eq!(rest(carried.remove(0)), numbers);
+}
+
+/// The queue to a lost peer empties no more. Frames to others wait behind its own until the next plan is in force, and
+/// not beyond: those of that plan are sent, and it was in no order that the device and the worker learned of it.
+#[test]
+fn frames_of_a_plan_before_are_not_waited_with() {
+    let of_plan = |generation, frame| PeerFrame { generation: Generation(generation), ..frame };
+    for make in [|number| frame(plain(number)), exchange] {
+        let (carrier, mut carried) = BoundedCarrier::of_peers(2);
+        let (mut dispatcher, _outputs, in_force) = dispatcher_with(carrier);
+        let mut send = |to, generation, number| {
+            let sent = dispatcher.send(NodeId(to), of_plan(generation, make(number)));
+            assert!(sent.is_ok(), "the device goes on");
+        };
+        // The first is sent, and the second waits for space.
+        send(2, 1, 1.0);
+        send(2, 1, 2.0);
+        send(3, 2, 3.0);
+        assert!(carried[1].try_recv().is_err(), "the frame before it waits");
+        in_force.send_replace(Generation(2));
+        assert_eq!(carried[1].blocking_recv(), Some(3.0));
+        send(2, 2, 4.0);
+        send(3, 2, 5.0);
+        assert_eq!(carried[0].blocking_recv(), Some(1.0));
+        assert_eq!(
+            carried[0].blocking_recv(),
+            Some(4.0),
+            "a frame of the plan in force waits for space"
+        );
+        assert_eq!(carried[1].blocking_recv(), Some(5.0));
+    }
+}
+
+fn exchange(number: f32) -> PeerFrame {
+    peer_frame(PeerBody::Partial(PartialGradient {
+        turn: turn(),
+        chunk: ChunkIndex(1),
+        exchange: PartialExchange::FIRST,
+        floats: vec![number],
+        losses: Vec::new(),
+    }))
 }
 
 #[test]
 fn to_a_follower_gradients_of_two_turns_wait_for_space_and_half_of_those_of_a_third() {
-    let (sender, carried) = sync_channel(0);
-    let (outbox, _outputs) = mpsc::channel(1);
-    let device = ("cpu".to_owned(), LayerSnapshots::new("unused".into(), Bytes(0)));
-    let mut dispatcher = FrameDispatcher::new(FullCarrier(sender), outbox, device, None);
+    let (carrier, mut carried) = BoundedCarrier::of_peers(1);
+    let (mut dispatcher, _outputs, _in_force) = dispatcher_with(carrier);
+    let mut carried = carried.remove(0);
     let mut send = |step: u64| {
         let turn = Turn { step: Step(step), ..turn() };
         let gradient = |layer| {
@@ -238,7 +346,9 @@ fn to_a_follower_gradients_of_two_turns_wait_for_space_and_half_of_those_of_a_th
         assert!(dispatcher.send(NodeId(2), peer_frame(body)).is_ok(), "the device goes on");
     };
     [1, 2, 3, 2].into_iter().for_each(&mut send);
-    let receive = |count| carried.iter().take(count).collect::<Vec<_>>();
+    let mut receive = |count| -> Vec<f32> {
+        (0..count).map(|_| carried.blocking_recv().expect("it is sent")).collect()
+    };
     assert_eq!(receive(6), [1.0, 1.0, 2.0, 2.0, 3.0, 2.0]);
     send(4);
     assert_eq!(receive(1), [4.0], "the other layer lacks the gradient of a turn");
@@ -250,8 +360,10 @@ fn a_layer_in_training_is_offered_as_a_snapshot_that_leaves_memory_and_one_of_a_
     let snapshots = LayerSnapshots::new(folder.path().to_owned(), Bytes(0));
     let (sender, _carried) = channel();
     let (outbox, mut outputs) = mpsc::channel(1);
+    let (_in_force, of_dispatcher) = watch::channel(Generation(1));
     let device = ("cpu".to_owned(), snapshots.clone());
-    let mut dispatcher = FrameDispatcher::new(RecordingCarrier(sender), outbox, device, None);
+    let carrier = RecordingCarrier(sender);
+    let mut dispatcher = FrameDispatcher::new(carrier, outbox, device, of_dispatcher, None);
     let floats = || HostFloats::zeroed(5).expect("bytes");
     let layer = LayerId(3);
     let image = LayerImage { layer, version: Step(0), w: floats(), m: floats(), v: floats() };
@@ -270,21 +382,11 @@ fn a_layer_in_training_is_offered_as_a_snapshot_that_leaves_memory_and_one_of_a_
 /// A step's exchange may be more than the queue to a peer holds: all of it arrives, and the device goes on.
 #[test]
 fn parts_that_replicas_exchange_wait_for_space() {
-    let (sender, carried) = sync_channel(0);
-    let (outbox, _outputs) = mpsc::channel(1);
-    let device = ("cpu".to_owned(), LayerSnapshots::new("unused".into(), Bytes(0)));
-    let mut dispatcher = FrameDispatcher::new(FullCarrier(sender), outbox, device, None);
+    let (carrier, mut carried) = BoundedCarrier::of_peers(1);
+    let (mut dispatcher, _outputs, _in_force) = dispatcher_with(carrier);
     for number in [1.0, 2.0, 3.0] {
-        let partial = PartialGradient {
-            turn: turn(),
-            chunk: ChunkIndex(1),
-            exchange: PartialExchange::FIRST,
-            floats: vec![number],
-            losses: Vec::new(),
-        };
-        let sent = dispatcher.send(NodeId(2), peer_frame(PeerBody::Partial(partial)));
-        assert!(sent.is_ok(), "the device goes on");
+        assert!(dispatcher.send(NodeId(2), exchange(number)).is_ok(), "the device goes on");
     }
     drop(dispatcher);
-    assert_eq!(carried.iter().collect::<Vec<_>>(), [1.0, 2.0, 3.0]);
+    assert_eq!(rest(carried.remove(0)), [1.0, 2.0, 3.0]);
 }

@@ -352,8 +352,10 @@ impl WorkerJob {
                 None => links.stop(),
             }
         }
+        let generation = plan.generation;
         job.plan = Some(plan);
         job.precopy = None;
+        ports.device.begin_plan(generation);
         ports.tasks.transport().discard_held_frames();
         self.expect_frames(ports);
     }
