@@ -500,22 +500,21 @@ pub fn incoming(frame: ReceivedFrame) -> Result<IncomingFrame, FrameFault> {
     let class = frame.class;
     let found = frame.parts.len();
     let mut parts = frame.parts.into_iter();
-    let mut next = || parts.next().map(FramePart::into_vec);
-    let piece_of = |kind, of, piece, (layer, floats): (LayerId, Option<Vec<f32>>)| {
+    let mut next = || parts.next().ok_or(FrameFault::Parts { expected: 1, found });
+    let piece_of = |kind, of, piece, floats: Result<FramePart, FrameFault>| {
         check_class(class, kind, generation)?;
-        let floats = floats.ok_or(FrameFault::Parts { expected: 1, found })?;
-        let parts = vec![(layer, floats)];
-        Ok(FramePiece { generation, sender, of, piece, parts }.whole_if_alone())
+        let floats = floats?;
+        Ok(FramePiece { generation, sender, of, piece, floats }.whole_if_alone())
     };
     let body = match body {
         TensorFrameHeaderBody::Frame { turn, lap: mode, flow, pass } => {
             check_class(class, TensorFrameKind::Boundary(pass.slice), generation)?;
-            let floats = next().ok_or(FrameFault::Parts { expected: 1, found })?;
-            PeerBody::Frame(Frame { turn, mode, flow, pass, tensor: floats.into() })
+            let tensor = next()?.into_vec().into();
+            PeerBody::Frame(Frame { turn, mode, flow, pass, tensor })
         }
         TensorFrameHeaderBody::Halves { turn, lap: mode, flow, pass, len } => {
             check_class(class, TensorFrameKind::Halves(pass.slice), generation)?;
-            let floats = next().ok_or(FrameFault::Parts { expected: 1, found })?;
+            let floats = next()?;
             let expected = (len as usize).div_ceil(2);
             let found = floats.len();
             if expected != found {
@@ -538,18 +537,18 @@ pub fn incoming(frame: ReceivedFrame) -> Result<IncomingFrame, FrameFault> {
         TensorFrameHeaderBody::Update { turn, before, layer, piece } => {
             let kind = TensorFrameKind::Update(layer, piece.index);
             let of = AssembledFrame::Update { turn, before, layer };
-            return piece_of(kind, of, piece, (layer, next()));
+            return piece_of(kind, of, piece, next());
         }
         TensorFrameHeaderBody::Partial { turn, chunk, losses, piece } => {
             let exchange = PartialExchange::FIRST;
             let kind = TensorFrameKind::Partial(chunk, exchange, piece.index);
             let of = AssembledFrame::Partial { turn, chunk, exchange, losses };
-            return piece_of(kind, of, piece, (RUN, next()));
+            return piece_of(kind, of, piece, next());
         }
         TensorFrameHeaderBody::Later { turn, chunk, exchange, losses, piece } => {
             let kind = TensorFrameKind::Partial(chunk, exchange, piece.index);
             let of = AssembledFrame::Partial { turn, chunk, exchange, losses };
-            return piece_of(kind, of, piece, (RUN, next()));
+            return piece_of(kind, of, piece, next());
         }
         TensorFrameHeaderBody::Gradients { turn, of, parts: headers, piece } => {
             check_class(class, TensorFrameKind::Gradients(piece.index), generation)?;

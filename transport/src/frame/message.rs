@@ -24,7 +24,7 @@ impl FrameBody for Vec<Vec<f32>> {
 }
 
 /// Which of two frames to one peer goes first.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Urgency {
     /// A computation waits for it: it goes before everything of the background.
     #[default]
