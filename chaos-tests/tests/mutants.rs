@@ -15,12 +15,17 @@ const LIVES_MAX: u64 = 6_000;
 /// Lives of the float model, each of which takes as long as many of the other.
 const FLOAT_LIVES_MAX: u64 = 200;
 
-/// The first life of a hunt. Bugs that would take hundreds of lives from seed 1 on are hunted from some
+/// The first life of a hunt. Bugs that would take more than fifty lives from seed 1 on are hunted from some
 /// lives before the one that has caught them: each seed is as good as any other.
 fn seed_first(known: KnownBug) -> u64 {
     match known.name() {
-        "m1" => 250,
+        "m1" => 340,
+        "m5" => 85,
         "m29" => 130,
+        "m44" => 165,
+        "m49" => 290,
+        "m50" | "R2" => 40,
+        "m57" => 60,
         "m54" => 150,
         "m63" | "m64" | "m65" => 140,
         _ => 1,
