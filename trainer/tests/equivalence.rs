@@ -70,23 +70,31 @@ const EVERYTHING_TRIED: [ScheduleKind; 7] = [
     ScheduleKind::ZbV,
 ];
 
-/// All combinations for one family; `seed` orders the messages.
+/// Every schedule with every window and number of threads for one family, each with every clipping and with all that
+/// may befall a run, in three pairs of the nine that there are: which ones goes on from schedule to schedule. All nine
+/// with `ZBELASTIC_ALL_CASES`. `seed` orders the messages.
 fn check_matrix(family: Family, stage_count: u32) {
     let model = tiny_model(family);
+    let tries_all = std::env::var_os("ZBELASTIC_ALL_CASES").is_some();
+    let mut runs = 0;
     let mut seed = u64::from(stage_count);
-    for (clip_name, clip_norm) in clip_norms(&model) {
+    for (clip, (clip_name, clip_norm)) in clip_norms(&model).into_iter().enumerate() {
         let mut serial_setup = base(&model);
         serial_setup.clip_norm = clip_norm;
         let straight = serial(&serial_setup, &[]).0;
         let skipping = serial(&serial_setup, &[STRUCK]).0;
         assert_ne!(straight, skipping);
-        for kind in EVERYTHING_TRIED {
+        for (order, kind) in EVERYTHING_TRIED.into_iter().enumerate() {
             for window in [Window::Zero, Window::One] {
                 for threads in [1, 2] {
                     for injected in
                         [InjectedNan::Nothing, InjectedNan::NanReplayed, InjectedNan::NanSkipped]
                     {
                         seed += 1;
+                        if !tries_all && (clip + order + injected as usize) % 3 != 0 {
+                            continue;
+                        }
+                        runs += 1;
                         let mut setup =
                             setup(model.clone(), plan(&model, kind, stage_count, window), STEPS);
                         setup.clip_norm = clip_norm;
@@ -116,6 +124,8 @@ fn check_matrix(family: Family, stage_count: u32) {
             }
         }
     }
+    let pairs = if tries_all { 9 } else { 3 };
+    assert_eq!(runs, EVERYTHING_TRIED.len() * 2 * 2 * pairs);
 }
 
 #[test]
