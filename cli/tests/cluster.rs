@@ -24,6 +24,8 @@ use harness::{NodeProcess, SpawnedCluster, zbelastic};
 use storage::files;
 
 const STEPS: u64 = 120;
+/// So many that a machine with other work has not done them all before what is to happen has happened.
+const MANY_STEPS: u64 = 3 * STEPS;
 
 fn undisturbed() -> HexDigest {
     undisturbed_for(STEPS)
@@ -268,10 +270,8 @@ fn a_node_whose_output_nobody_reads_goes_on() {
 
 #[test]
 fn majority_that_is_gone_is_replaced_by_force() {
-    // So many that a machine with other work has not done them all before the kill.
-    let steps = 6 * STEPS;
     let mut cluster = SpawnedCluster::new();
-    cluster.begin(&["a", "b"], steps);
+    cluster.begin(&["a", "b"], MANY_STEPS);
     cluster.wait("a checkpoint", |cluster| {
         let status = cluster.status()?;
         status.checkpoints.last().filter(|found| found.step >= 10).map(|_| ())
@@ -285,12 +285,12 @@ fn majority_that_is_gone_is_replaced_by_force() {
     cluster.restart(controller, &["init"]);
     // A member of the old cluster is a stranger to the new one.
     let at = cluster.wait("the new cluster", SpawnedCluster::step);
-    assert!((10..steps).contains(&at), "goes on from a checkpoint, not from {at}");
+    assert!((10..MANY_STEPS).contains(&at), "goes on from a checkpoint, not from {at}");
     assert_eq!(cluster.status().expect("it answers").members.len(), 1);
     ["c", "d"].into_iter().for_each(|name| cluster.join(name));
-    let found = cluster.digest(steps);
+    let found = cluster.digest(MANY_STEPS);
     drop(cluster);
-    assert_eq!(found, undisturbed_for(steps));
+    assert_eq!(found, undisturbed_for(MANY_STEPS));
 }
 
 /// Why a worker drained, as the leader reported it.
@@ -405,7 +405,7 @@ fn short_pause_changes_nothing_and_a_long_one_is_a_loss_that_heals() {
     let mut cluster = SpawnedCluster::new();
     cluster.join_all(&["a", "b", "c"], 4);
     // A plan that follows what is measured is another matter.
-    cluster.run_with(4 * STEPS, "[elastic]\nreplan = \"never\"\n");
+    cluster.run_with(MANY_STEPS, "[elastic]\nreplan = \"never\"\n");
     cluster.wait("steps", |cluster| cluster.step().filter(|step| *step >= 15));
     let before = cluster.generation();
     cluster.signal("a", "STOP");
@@ -422,9 +422,9 @@ fn short_pause_changes_nothing_and_a_long_one_is_a_loss_that_heals() {
     cluster.wait("a plan with it", |cluster| {
         (cluster.status()?.plan?.stages.len() == 3).then_some(())
     });
-    let found = cluster.digest(4 * STEPS);
+    let found = cluster.digest(MANY_STEPS);
     drop(cluster);
-    assert_eq!(found, undisturbed_for(4 * STEPS));
+    assert_eq!(found, undisturbed_for(MANY_STEPS));
 }
 
 /// As the README has it: `init`, and `join` with the addresses in the token's line.
