@@ -59,7 +59,8 @@ fn where_sequences_are_cut_shows_in_the_digest_and_who_cuts_them_does_not() {
 #[test]
 fn a_plan_of_slices_takes_less_the_more_is_made_again() {
     let folder = TextFolder::new();
-    let stage_bytes = |recompute: &str| -> Vec<u64> {
+    // Of all stages: which layers each has follows how fast this machine was found to be, each time anew.
+    let total_bytes = |recompute: &str| -> u64 {
         let plan = format!(
             "plan --json --nodes 3 --threads 1 {SLICED} --compare seq1f1b \
              --set model.preset=tiny --set train.seq_len=16 --set memory.recompute={recompute}"
@@ -67,11 +68,10 @@ fn a_plan_of_slices_takes_less_the_more_is_made_again() {
         let forecast: Value =
             serde_json::from_str(&succeed(&mut folder.command(&plan))).expect("JSON");
         let bytes = forecast["schedules"][0]["stage_bytes"].as_array().expect("a number a stage");
-        bytes.iter().map(|bytes| bytes.as_u64().expect("bytes")).collect()
+        assert_eq!(bytes.len(), 3);
+        bytes.iter().map(|bytes| bytes.as_u64().expect("bytes")).sum()
     };
-    let [none, selective, full] = ["none", "selective", "full"].map(stage_bytes);
-    for stage in 0..3 {
-        assert!(selective[stage] < none[stage], "{selective:?} of {none:?}");
-        assert!(full[stage] < selective[stage], "{full:?} of {selective:?}");
-    }
+    let [none, selective, full] = ["none", "selective", "full"].map(total_bytes);
+    assert!(selective < none, "{selective} of {none}");
+    assert!(full < selective, "{full} of {selective}");
 }
