@@ -91,7 +91,7 @@ fn check_matrix(family: Family, stage_count: u32) {
                         [InjectedNan::Nothing, InjectedNan::NanReplayed, InjectedNan::NanSkipped]
                     {
                         seed += 1;
-                        if !tries_all && (clip + order + injected as usize) % 3 != 0 {
+                        if !tries_all && !(clip + order + injected as usize).is_multiple_of(3) {
                             continue;
                         }
                         runs += 1;
