@@ -65,6 +65,19 @@ pub trait DeviceMemory: ByteCounts {
     /// Copies a range of a buffer to the host.
     fn download(&self, from: BufferView<'_, Self::Buffer>) -> Vec<f32>;
 
+    /// The same, behind the floats that `to` has.
+    fn download_to(&self, from: BufferView<'_, Self::Buffer>, to: &mut Vec<f32>) {
+        to.append(&mut self.download(from));
+    }
+
+    /// Has the host change a range of a buffer. Floats that lie there are not copied.
+    fn change(&self, floats: BufferViewMut<'_, Self::Buffer>, change: impl FnOnce(&mut [f32])) {
+        let BufferViewMut { buffer, range } = floats;
+        let mut changed = self.download(BufferView::new(buffer, range.clone()));
+        change(&mut changed);
+        self.upload(&changed, BufferViewMut::new(buffer, range));
+    }
+
     /// Copies within the device; lengths are equal.
     fn copy(&self, from: BufferView<'_, Self::Buffer>, to: BufferViewMut<'_, Self::Buffer>);
 

@@ -37,6 +37,14 @@ impl DeviceMemory for CpuBackend {
         read(&from).to_vec()
     }
 
+    fn download_to(&self, from: BufferView<'_, CpuBuffer>, to: &mut Vec<f32>) {
+        to.extend_from_slice(read(&from));
+    }
+
+    fn change(&self, floats: BufferViewMut<'_, CpuBuffer>, change: impl FnOnce(&mut [f32])) {
+        change(&mut floats.buffer.as_mut_slice()[floats.range]);
+    }
+
     fn copy(&self, from: BufferView<'_, CpuBuffer>, to: BufferViewMut<'_, CpuBuffer>) {
         to.buffer.as_mut_slice()[to.range].copy_from_slice(read(&from));
     }

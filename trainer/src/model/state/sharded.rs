@@ -5,7 +5,7 @@ use zbelastic_kernels::{AllocateError, Backend, BufferView, BufferViewMut};
 use super::{InitialState, LayerRole, LayerState, LiveWeights};
 use crate::layer_image::LayerImage;
 use crate::model::config::ModelConfig;
-use crate::model::tensors::{LayerSpec, TensorSpec};
+use crate::model::tensors::LayerSpec;
 
 /// What a replica does of the updates of a layer, where the optimizer is sharded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,20 +43,20 @@ impl<B: Backend> LayerState<B> {
         Self::with_role(backend, model, spec, start, role)
     }
 
-    /// The weights in force of what has a gradient, each where its gradient lies. Waits for the device.
+    /// Puts the weights in force of what has a gradient behind the floats that `to` has, each where its gradient
+    /// lies. Waits for the device.
     ///
     /// # Panics
     /// If a candidate is in force that has no place of its own.
-    pub(crate) fn weights_in_force(&self, backend: &B) -> Vec<f32> {
+    pub(crate) fn weights_in_force_to(&self, backend: &B, to: &mut Vec<f32>) {
         let live = match (self.live, &self.non_matrix) {
             (LiveWeights::State, _) => &self.w,
             (LiveWeights::Candidate, None) => &self.candidate,
             (LiveWeights::Candidate, Some(_)) => panic!("candidates that are sent lie whole"),
         };
-        let with_gradient = self.spec.tensors.iter().filter(|tensor| tensor.gradient.is_some());
-        let read =
-            |tensor: &TensorSpec| backend.download(BufferView::new(live, tensor.range.clone()));
-        with_gradient.flat_map(read).collect()
+        for tensor in self.spec.tensors.iter().filter(|tensor| tensor.gradient.is_some()) {
+            backend.download_to(BufferView::new(live, tensor.range.clone()), to);
+        }
     }
 
     /// Puts a candidate in force that another replica computed: the weights of what has a gradient.

@@ -1,6 +1,5 @@
 //! The gradients of a stage, frozen behind the last W of a step.
 
-use std::borrow::Cow;
 use std::ops::Range;
 
 use zbelastic_consensus::validation::TensorSum;
@@ -79,7 +78,7 @@ impl<B: Backend> GradientExecutor for BackendExecutor<B> {
         let mut rest = FloatRun::new(floats);
         for (layer, g) in self.gradients_of(chunk) {
             if let Some(within) = rest.next_of(layer.spec.gradient_len()) {
-                partial.append(&mut self.backend.download(BufferView::new(g, within)));
+                self.backend.download_to(BufferView::new(g, within), &mut partial);
             }
         }
         partial
@@ -113,24 +112,22 @@ impl<B: Backend> GradientExecutor for BackendExecutor<B> {
 
     fn reduce(&mut self, chunk: ChunkIndex, (first, other): (usize, &[f32]), own_side: TreeSide) {
         write_floats(self, chunk, (first, other), |backend, g, other| {
-            let mut sum = backend.download(g);
-            add_other(&mut sum, other, own_side);
-            sum.into()
+            backend.change(g, |own| add_other(own, other, own_side));
         });
     }
 
     fn gather(&mut self, chunk: ChunkIndex, sums: (usize, &[f32])) {
-        write_floats(self, chunk, sums, |_, _, sums| sums.into());
+        write_floats(self, chunk, sums, |backend, g, sums| backend.upload(sums, g));
     }
 }
 
-/// Writes floats of the gradient of `chunk`, from the index of the first one on, layer by layer: those that
-/// `make` makes of what is there and of the part of `others` in their place.
-fn write_floats<'a, B: Backend>(
+/// Goes through the gradient of `chunk` layer by layer, from the index of the first float on: `write` writes a part
+/// of it by the part of `others` that belongs there.
+fn write_floats<B: Backend>(
     executor: &mut BackendExecutor<B>,
     chunk: ChunkIndex,
-    (first, mut others): (usize, &'a [f32]),
-    make: impl Fn(&B, BufferView<'_, B::Buffer>, &'a [f32]) -> Cow<'a, [f32]>,
+    (first, mut others): (usize, &[f32]),
+    write: impl Fn(&B, BufferViewMut<'_, B::Buffer>, &[f32]),
 ) {
     let end = first + others.len();
     let len = executor.layer_lens(chunk).iter().sum();
@@ -142,9 +139,8 @@ fn write_floats<'a, B: Backend>(
     for layer in workspace.chunk.layers_mut() {
         let Some(within) = rest.next_of(layer.spec.gradient_len()) else { continue };
         let (other, behind) = others.split_at(within.len());
-        let made = make(backend, BufferView::new(&layer.g, within.clone()), other);
         layer.settle_gradient(backend);
-        backend.upload(&made, BufferViewMut::new(&mut layer.g, within));
+        write(backend, BufferViewMut::new(&mut layer.g, within), other);
         others = behind;
     }
 }

@@ -44,7 +44,7 @@ impl<B: Backend> UpdateExecutor for BackendExecutor<B> {
         let mut rest = FloatRun::new(floats);
         for layer in self.layers_at(chunk) {
             if rest.next_of(layer.spec.gradient_len()).is_some() {
-                candidates.append(&mut layer.weights_in_force(&self.backend));
+                layer.weights_in_force_to(&self.backend, &mut candidates);
             }
         }
         candidates
