@@ -218,7 +218,8 @@ pub enum CheckpointStoreError {
         #[source]
         fault: DatabaseFault,
     },
-    /// A sync failed before. Nothing is written until the store is opened again.
+    /// A sync failed before, or the index was found damaged. Nothing is written until the store is opened
+    /// again.
     #[error("the store in {} failed before, and writes nothing more", folder.display())]
     Stopped {
         /// Path of the folder that failed.

@@ -59,13 +59,15 @@ pub struct FolderStore<I> {
     buffers: Buffers,
     /// Chunks that are written for a record that is not there yet.
     uses: ChunkUses,
-    /// Whether a sync failed. The state of the medium is unknown from then on.
+    /// Whether a sync failed, or a read found the index damaged. The state of the medium is unknown from
+    /// then on.
     has_failed: AtomicBool,
 }
 
 impl<I: Index> FolderStore<I> {
     /// Opens the store in `folder`, which is made if it is not there. Its parent must be there.
-    /// Files that a crash left half written are removed, and nothing else.
+    /// Files that a crash left half written are removed, and nothing else. All rows of the index are read:
+    /// a damaged one is found now, and not when its piece is needed.
     ///
     /// # Errors
     /// If it is damaged, has lost something, is another's or of another version. Nothing is made
@@ -83,6 +85,7 @@ impl<I: Index> FolderStore<I> {
             return Err(failed(DatabaseFault::Lost { file: path.clone() }));
         }
         let index = I::open(files, &path).map_err(failed)?;
+        index_rows::check(&index).map_err(failed)?;
         Ok(Self {
             folder: folder.to_owned(),
             index,
@@ -99,14 +102,19 @@ impl<I: Index> FolderStore<I> {
         &self.folder
     }
 
-    /// Whether a sync or the index failed, so that nothing is written any more until the store is opened
-    /// again.
+    /// Whether a sync or the index failed, or the index was found damaged, so that nothing is written any
+    /// more until the store is opened again.
     #[must_use]
     pub fn has_stopped(&self) -> bool {
         self.has_failed.load(Ordering::Acquire) || self.index.has_stopped()
     }
 
+    /// A fault of the index. One that is damaged stops the store: opening it again tells whether the
+    /// medium is damaged, or the memory was.
     fn failed(&self, fault: DatabaseFault) -> CheckpointStoreError {
+        if fault.is_damage() {
+            self.has_failed.store(true, Ordering::Release);
+        }
         CheckpointStoreError::Index { folder: self.folder.clone(), fault }
     }
 

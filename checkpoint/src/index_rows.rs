@@ -63,6 +63,16 @@ pub(crate) fn piece(
     index.value(&key)?.map(|value| checked_record(&key, &value)).transpose()
 }
 
+/// Reads every row.
+///
+/// # Errors
+/// If one is damaged or cannot be read.
+pub(crate) fn check(index: &impl Index) -> Result<(), DatabaseFault> {
+    pieces(index)?;
+    manifests(index)?;
+    Ok(())
+}
+
 /// The records of all pieces.
 pub(crate) fn pieces(
     index: &impl Index,

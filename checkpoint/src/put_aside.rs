@@ -33,7 +33,10 @@ pub fn aside_folders(folder: &Path, number_max: u32) -> Vec<PathBuf> {
 pub fn move_aside(folder: &Path, aside: &Path) -> io::Result<()> {
     fs::rename(folder, aside)?;
     // A store that was noted must be there, or its disk counts as not mounted.
-    fs::create_dir(folder)
+    fs::create_dir(folder).inspect_err(|_| {
+        // Where that fails as well the store lies aside, and its disk counts as not mounted.
+        let _ = fs::rename(aside, folder);
+    })
 }
 
 /// Files of stores that were put aside.

@@ -9,10 +9,11 @@ use std::sync::Arc;
 
 use common::{manifest, name, noise};
 use tempfile::TempDir;
+use zbelastic_checkpoint::faults::FileIndex;
 use zbelastic_checkpoint::files::RealFileSystem;
 use zbelastic_checkpoint::{
     CHUNK_BYTES, CheckpointStore, CheckpointStoreError, ChunkDamage, ChunkHash, DatabaseFault,
-    PieceHealth, SledStore, StrayKind,
+    FolderStore, PieceHealth, SledStore, StrayKind,
 };
 
 const LENGTH: usize = CHUNK_BYTES + 500;
@@ -203,12 +204,42 @@ fn an_index_that_is_damaged_never_loses_a_piece_silently() {
         let mut bytes = whole.clone();
         bytes[at] ^= 0x20;
         fs::write(&path, bytes).expect("written");
-        if let Ok(found) = open(&root).and_then(|store| store.names()) {
+        if let Ok(store) = open(&root) {
+            let found = store.names().expect("all rows were read as it was opened");
             assert_eq!(found, names, "byte {at}");
         }
         restore(&root.path().join("store/index"), &whole);
     }
     assert_eq!(open(&root).expect("it opens again").names().expect("readable"), names);
+}
+
+#[test]
+fn a_read_that_finds_the_index_damaged_stops_the_store_until_it_is_opened_again() {
+    let root = TempDir::new().expect("a folder");
+    let folder = root.path().join("store");
+    let open = || FolderStore::<FileIndex>::open(Arc::new(RealFileSystem), &folder);
+    let rows = folder.join("index/rows");
+    let flip = || {
+        let mut bytes = fs::read(&rows).expect("readable");
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        fs::write(&rows, bytes).expect("written");
+    };
+    let store = open().expect("it opens");
+    store.put(name(1, 0), &noise(1, 200)).expect("durable");
+    flip();
+    assert!(!store.has_stopped(), "nobody has read it");
+    assert!(store.names().expect_err("it is damaged").is_damage());
+    assert!(store.has_stopped());
+    let refused = store.put(name(2, 0), &noise(2, 200)).expect_err("nothing more is written");
+    assert!(matches!(refused, CheckpointStoreError::Stopped { .. }), "{refused}");
+    drop(store);
+    assert!(open().expect_err("so is the medium").is_damage());
+    // Had it been the memory that was damaged, nothing would be lost.
+    flip();
+    let store = open().expect("it opens");
+    assert_eq!(store.names().expect("readable"), [name(1, 0)]);
+    store.put(name(2, 0), &noise(2, 200)).expect("durable");
 }
 
 /// Puts the index back as it was; what sled wrote beside it is removed.

@@ -1,4 +1,4 @@
-//! An index that is one file, written anew for each commit.
+//! An index that is one file, written anew for each commit, and read again where many rows are.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -44,6 +44,13 @@ impl FileIndex {
     }
 }
 
+fn read(
+    files: &dyn FileSystem,
+    folder: &Path,
+) -> Result<BTreeMap<Vec<u8>, Vec<u8>>, DatabaseFault> {
+    parse(&files.read(&folder.join(ROWS), FILE_BYTES_MAX).map_err(DatabaseFault::Io)?)
+}
+
 fn parse(bytes: &[u8]) -> Result<BTreeMap<Vec<u8>, Vec<u8>>, DatabaseFault> {
     let damaged = || DatabaseFault::Damaged { reason: "the file is not whole".to_owned() };
     let (hash, body) = bytes.split_first_chunk().ok_or_else(damaged)?;
@@ -64,12 +71,7 @@ impl Index for FileIndex {
             files.sync_folder(parent).map_err(DatabaseFault::Io)?;
         }
         let is_there = Self::is_there(&*files, folder)?;
-        let rows = if is_there {
-            let bytes = files.read(&folder.join(ROWS), FILE_BYTES_MAX);
-            parse(&bytes.map_err(DatabaseFault::Io)?)?
-        } else {
-            BTreeMap::new()
-        };
+        let rows = if is_there { read(&*files, folder)? } else { BTreeMap::new() };
         let index = Self { files, folder: folder.to_owned(), rows: Mutex::new(rows) };
         if !is_there {
             index.commit(&[])?;
@@ -102,6 +104,7 @@ impl Index for FileIndex {
 
     fn rows(&self, prefix: &[u8]) -> Result<Vec<IndexRow>, DatabaseFault> {
         let rows = FileIndex::rows(self);
+        read(&*self.files, &self.folder)?;
         let matching = rows.range(prefix.to_vec()..).take_while(|(key, _)| key.starts_with(prefix));
         Ok(matching.map(|(key, value)| (key.clone(), value.clone())).collect())
     }
