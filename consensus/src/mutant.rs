@@ -99,6 +99,8 @@ pub enum Mutant {
     M61GivenUpAtOnce,
     /// m62: a run is held only once no controller's log has space.
     M62HeldWithTheLastLog,
+    /// m66: a store that is found damaged while its node runs stays closed.
+    M66DamageStaysClosed,
 }
 
 #[cfg(feature = "mutants")]

@@ -44,6 +44,7 @@ pub mod renewal;
 pub mod roster;
 pub mod scrub;
 pub mod store_opening;
+pub mod store_reopening;
 pub mod tick;
 pub mod trust;
 mod work_counter;

@@ -43,7 +43,7 @@ pub enum StoreOpeningAction {
     },
     /// The node starts without a store, and keeps nothing.
     GoWithout,
-    /// It does not start.
+    /// It does not start. One that runs stays without a store.
     Refuse,
 }
 

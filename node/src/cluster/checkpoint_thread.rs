@@ -27,7 +27,8 @@ use zbelastic_policy::aside::AsideRetention;
 use zbelastic_policy::collect::collect_garbage as collect_pieces;
 use zbelastic_policy::piece_body::PieceBody;
 use zbelastic_policy::scrub::ScrubReport;
-use zbelastic_policy::store_opening::ASIDE_MAX;
+use zbelastic_policy::store_opening::{ASIDE_MAX, StoreOpeningFault};
+use zbelastic_policy::store_reopening::REOPEN_PAUSE_MIN;
 use zbelastic_trainer::elastic::{LayerAssembler, LoadedLayer};
 use zbelastic_transport::bulk::BodyReader;
 use zbelastic_transport::{BulkBody, RequestReply};
@@ -42,7 +43,7 @@ use super::disk_space::{DiskSpaceShortage, NodeDisks};
 use super::scrub::scrub;
 use super::stores::{OpenStores, StoreOpenError};
 use aside_stores::AsideStores;
-use store_in_use::{REOPEN_PAUSE, StoppedStore};
+use store_in_use::StoreKeeper;
 use zbelastic_machine::unused_data::collect_data;
 use zbelastic_policy::WorkCounter;
 
@@ -102,6 +103,13 @@ pub enum StoreEvent {
     Failed {
         /// Why the write or the opening failed.
         failure: StoreWriteError,
+    },
+    /// The store was found damaged and is put aside; another one is begun in its place.
+    Replaced {
+        /// The fault of the damaged one.
+        damage: StoreOpenError,
+        /// The folder to which the damaged one was moved.
+        aside: PathBuf,
     },
     /// Pieces that no checkpoint needs any more are removed.
     Collected(FreedSpace),
@@ -165,31 +173,29 @@ pub struct CheckpointThread {
 
 impl CheckpointThread {
     /// Starts the thread of a node's stores, of which `store` is used, or the one in a folder once it can
-    /// be opened; text lies in the folder `data`; and one that reads all of it again now and then. They
+    /// be opened, which failed for a fault that was reported; text lies in the folder `data`; and one that reads all of it again now and then. They
     /// have a raised nice value, so that passes run first.
     ///
     /// # Errors
     /// If they cannot be started.
     pub fn start(
         stores: OpenStores,
-        store: Result<Arc<SledStore>, PathBuf>,
+        store: Result<Arc<SledStore>, (PathBuf, StoreOpeningFault)>,
         data: PathBuf,
     ) -> io::Result<(Self, mpsc::Receiver<StoreEvent>)> {
         let (commands, inbox) = sync_channel(COMMANDS_MAX);
         let (reports, outbox) = mpsc::channel(COMMANDS_MAX);
-        let stopped = StoppedStore::of(store.as_ref().err().cloned());
-        let (in_use, store) = watch::channel(store.ok());
+        let (retention, asides) = watch::channel(AsideRetention::default());
+        let (mut kept, store) = StoreKeeper::new(stores, store, AsideStores::new(retention));
         let moved = WorkCounter::default();
         let count = moved.clone();
         let time = CheckpointTime::default();
         let metered = time.clone();
         let folder = data.clone();
         let to = reports.clone();
-        let (retention, asides) = watch::channel(AsideRetention::default());
         let work = move || {
             raise_niceness();
-            let stores = (stores, AsideStores::new(retention), stopped);
-            run_thread(stores, (&in_use, &folder), &inbox, &to, (&count, &metered));
+            run_thread(&mut kept, &folder, (&inbox, &to), (&count, &metered));
         };
         thread::Builder::new().name("store".to_owned()).spawn(work)?;
         let read = store.clone();
@@ -319,16 +325,15 @@ impl CheckpointThread {
 }
 
 fn run_thread(
-    (mut stores, mut asides, mut stopped): (OpenStores, AsideStores, StoppedStore),
-    (in_use, data): (&watch::Sender<StoreInUse>, &Path),
-    commands: &Receiver<StoreCommand>,
-    reports: &mpsc::Sender<StoreEvent>,
+    kept: &mut StoreKeeper,
+    data: &Path,
+    (commands, reports): (&Receiver<StoreCommand>, &mpsc::Sender<StoreEvent>),
     (moved, time): (&WorkCounter, &CheckpointTime),
 ) {
     loop {
-        let command = commands.recv_timeout(REOPEN_PAUSE);
-        if let Some(failure) = stopped.reopen(&mut stores, in_use)
-            && reports.blocking_send(failure).is_err()
+        let command = commands.recv_timeout(REOPEN_PAUSE_MIN);
+        if let Some(event) = kept.reopen()
+            && reports.blocking_send(event).is_err()
         {
             return;
         }
@@ -337,20 +342,11 @@ fn run_thread(
             Err(RecvTimeoutError::Timeout) => continue,
             Err(RecvTimeoutError::Disconnected) => return,
         };
-        let store = in_use.borrow().clone();
-        if let (StoreCommand::Collect { referred }, Some(store)) = (&command, &store) {
-            asides.collect(store, &referred.versions, reports);
+        if let StoreCommand::Collect { referred } = &command {
+            kept.collect_asides(&referred.versions, reports);
         }
-        let report = match (command, store) {
-            (StoreCommand::Use { folder }, _) => {
-                let (store, failure) = match stores.get(&folder) {
-                    Ok(store) => (Some(store), None),
-                    Err(error) => (None, Some(StoreEvent::Failed { failure: error.into() })),
-                };
-                in_use.send_replace(store);
-                stopped = StoppedStore::default();
-                failure
-            }
+        let report = match (command, kept.store()) {
+            (StoreCommand::Use { folder }, _) => kept.use_folder(folder),
             (command, Some(store)) => execute((&*store, data), command, (moved, time)),
             (command, None) => fail_without_store(command),
         };
@@ -562,9 +558,9 @@ mod tests {
         let data = tempfile::tempdir().expect("a folder");
         let locations = StoreLocations::new(NodeDataFolder::new(data.path().to_owned()));
         let stores = OpenStores::new(locations);
-        let folder = data.path().join("store");
+        let closed = Err((data.path().join("store"), StoreOpeningFault::Io));
         let (checkpoint_thread, mut events) =
-            CheckpointThread::start(stores, Err(folder), data.path().to_owned()).expect("a thread");
+            CheckpointThread::start(stores, closed, data.path().to_owned()).expect("a thread");
         assert_eq!(put(&checkpoint_thread, &mut events, 0), None);
         assert!(checkpoint_thread.find(&BulkKey::Piece(piece(0))).is_some());
     }

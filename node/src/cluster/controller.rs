@@ -75,7 +75,7 @@ use joins::PendingJoins;
 use links::MemberLinks;
 use member_disks::MemberDisks;
 pub use parts::{ControllerInbox, ControllerParts, ControllerSetup};
-use pieces::{CheckpointPieces, collect_local, collect_on_return, collect_unused};
+use pieces::{CheckpointPieces, collect_local, collect_on_return, collect_unused, note_store};
 use planning::Planning;
 use ports::{ControllerCompletion, ControllerPorts};
 use status::{ControllerFacts, StatusView};
@@ -144,7 +144,7 @@ pub async fn run(
             Some(answer) = inbox.solver_answers.recv() => controller.handle_solver(answer),
             Some(completion) = completed.recv() => controller.handle_completion(completion),
             Some(event) = inbox.store_events.recv() => {
-                controller.pieces.handle_store_event(event, &mut controller.ports);
+                note_store(event, (&mut controller.ports, &mut controller.backfill));
             }
             Some(signal) = inbox.signals.recv() => controller.handle_signal(signal),
         }

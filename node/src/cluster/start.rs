@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use zbelastic_api::escape;
 use zbelastic_checkpoint::files::RealFileSystem;
-use zbelastic_checkpoint::{RecordLog, SledLog, SledStore, aside_of, move_aside};
+use zbelastic_checkpoint::{RecordLog, SledLog, SledStore, aside_of};
 use zbelastic_consensus::access::{AccessRole, Credential};
 use zbelastic_consensus::codec::Format;
 use zbelastic_consensus::contact::{Contact, FailureDomain};
@@ -19,9 +19,7 @@ use zbelastic_consensus::state::State;
 use zbelastic_identity::{
     CertificateLife, ClusterAuthority, Credentials, PeerRole, UnixSeconds, random_number,
 };
-use zbelastic_policy::store_opening::{
-    ASIDE_MAX, StoreOpeningAction, StoreOpeningFault, after_fault,
-};
+use zbelastic_policy::store_opening::{StoreOpeningAction, after_fault};
 use zbelastic_policy::tick::{duty_timing, election_ticks};
 use zbelastic_preemption::{CloudZone, NoticeSettings, NoticeSource, NoticeWatch};
 use zbelastic_transport::{EventQueue, ProcessStart, Transport, TransportLimits, TransportSetup};
@@ -131,16 +129,12 @@ async fn open_parts(node: &mut PreparedNode) -> Result<NodeParts, CommandFailure
     let store = match opened {
         OpenedStore::Store(store) => Ok(store),
         OpenedStore::Replaced { store, damage, aside } => {
-            let aside = aside.display();
-            journal.warn(format!(
-                "{damage}; this node's pieces of checkpoints are put aside in {aside}, and it keeps others \
-                 from now on"
-            ));
+            journal.warn(damage.put_aside_text(&aside));
             Ok(store)
         }
         OpenedStore::Unavailable { folder, error } => {
             journal.warn(format!("nothing is kept here until the store is opened: {error}"));
-            Err(folder)
+            Err((folder, error.opening_fault()))
         }
     };
     let checkpoint_thread = CheckpointThread::start(stores, store, data);
@@ -191,29 +185,22 @@ fn open_store(
     let is_taken = |number: u32| aside_of(&store_folder, number).exists();
     match after_fault(damage.opening_fault(), store_folder == folder.store(), is_taken) {
         StoreOpeningAction::BeginAnew { aside } => {
-            let aside = aside_of(&store_folder, aside);
-            move_aside(&store_folder, &aside)
-                .map_err(|error| storage("the store", false, &error))?;
-            let store =
-                stores.get(&store_folder).map_err(|error| storage("the store", false, &error))?;
+            let begun = stores.begin_anew(&store_folder, aside);
+            let (store, aside) = begun.map_err(|error| storage("the store", false, &error))?;
             Ok(OpenedStore::Replaced { store, damage, aside })
         }
         StoreOpeningAction::GoWithout => {
             Ok(OpenedStore::Unavailable { folder: store_folder, error: damage })
         }
-        StoreOpeningAction::Refuse if damage.opening_fault() == StoreOpeningFault::Damage => {
-            let message =
-                format!("{ASIDE_MAX} damaged stores lie beside {} already", store_folder.display());
-            Err(storage("the store", false, &message))
-        }
-        StoreOpeningAction::Refuse => Err(match damage {
+        StoreOpeningAction::Refuse => Err(match damage.closing(&store_folder) {
             StoreOpenError::Store { ref source, .. } => {
                 storage("the store", source.is_full(), source)
             }
-            StoreOpenError::Folder { .. }
+            ref other @ (StoreOpenError::Folder { .. }
             | StoreOpenError::Gone { .. }
             | StoreOpenError::Note { .. }
-            | StoreOpenError::TooMany => storage("the store", false, &damage),
+            | StoreOpenError::TooManyAside { .. }
+            | StoreOpenError::TooMany) => storage("the store", false, other),
         }),
     }
 }

@@ -20,8 +20,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use zbelastic_checkpoint::files::RealFileSystem;
-use zbelastic_checkpoint::{CheckpointStoreError, SledStore};
-use zbelastic_policy::store_opening::StoreOpeningFault;
+use zbelastic_checkpoint::{CheckpointStoreError, SledStore, aside_of, move_aside};
+use zbelastic_policy::store_opening::{ASIDE_MAX, StoreOpeningFault};
 use zbelastic_types::{ClusterId, NodeId};
 
 use zbelastic_node_folder::NodeDataFolder;
@@ -70,6 +70,12 @@ pub enum StoreOpenError {
         /// Why it cannot be written or read.
         source: CheckedError,
     },
+    /// The store is damaged, and so many damaged ones lie beside it that none is begun in its place.
+    #[error("{ASIDE_MAX} damaged stores lie beside {} already", folder.display())]
+    TooManyAside {
+        /// The folder in which the store lies.
+        folder: PathBuf,
+    },
     /// Too many stores are open.
     #[error("{STORES_MAX} stores are open: restart the node")]
     TooMany,
@@ -81,10 +87,29 @@ impl StoreOpenError {
     pub fn opening_fault(&self) -> StoreOpeningFault {
         match self {
             Self::Store { source, .. } => source.into(),
+            Self::TooManyAside { .. } => StoreOpeningFault::Damage,
             Self::Folder { .. } | Self::Gone { .. } | Self::Note { .. } | Self::TooMany => {
                 StoreOpeningFault::Place
             }
         }
+    }
+
+    /// Why the store in `folder` stays closed with this error.
+    #[must_use]
+    pub fn closing(self, folder: &Path) -> Self {
+        match self.opening_fault() {
+            StoreOpeningFault::Damage => Self::TooManyAside { folder: folder.to_owned() },
+            StoreOpeningFault::Io | StoreOpeningFault::Store | StoreOpeningFault::Place => self,
+        }
+    }
+
+    /// The warning that the store with this damage was put aside.
+    #[must_use]
+    pub fn put_aside_text(&self, aside: &Path) -> String {
+        let aside = aside.display();
+        format!(
+            "{self}; this node's pieces of checkpoints are put aside in {aside}, and it keeps others from now on"
+        )
     }
 }
 
@@ -233,6 +258,22 @@ impl OpenStores {
         let store = Arc::new(self.locations.open(folder)?);
         self.open.insert(folder.to_owned(), store.clone());
         Ok(store)
+    }
+
+    /// Puts the damaged store in a folder aside under a number, and begins another one. Yields where the
+    /// damaged one is.
+    ///
+    /// # Errors
+    /// If it cannot be moved, or the other one not be opened.
+    pub fn begin_anew(
+        &mut self,
+        folder: &Path,
+        number: u32,
+    ) -> Result<(Arc<SledStore>, PathBuf), StoreOpenError> {
+        let aside = aside_of(folder, number);
+        let moved = move_aside(folder, &aside);
+        moved.map_err(|source| StoreOpenError::Folder { folder: folder.to_owned(), source })?;
+        Ok((self.get(folder)?, aside))
     }
 
     /// The store in a folder is opened anew the next time. It is closed once nobody reads from it.

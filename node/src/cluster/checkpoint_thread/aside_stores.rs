@@ -27,6 +27,11 @@ impl AsideStores {
         Self { retention, removing: None }
     }
 
+    /// Another store is begun: it is as old as what is referred to from now on.
+    pub(super) fn note_begun(&self) {
+        self.retention.send_replace(AsideRetention::default());
+    }
+
     /// Removes them in a thread of its own, if they may go: thousands of files, and no piece waits.
     pub(super) fn collect(
         &mut self,

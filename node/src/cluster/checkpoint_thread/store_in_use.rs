@@ -1,68 +1,270 @@
-//! A store that has stopped: a write failed, for want of space as a rule, and it writes nothing more
-//! until it is opened again.
+//! The store in use. One that has stopped, since a write failed or its index was found damaged, or that
+//! could not be opened is opened again as [`zbelastic_policy::store_reopening`] decides.
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
+use zbelastic_checkpoint::{CheckpointId, SledStore, aside_of};
 use zbelastic_machine::disk_usage;
+use zbelastic_policy::store_opening::StoreOpeningFault;
+use zbelastic_policy::store_reopening::{StoreReopening, StoreReopeningAction};
 use zbelastic_types::Bytes;
 
+use super::aside_stores::AsideStores;
 use super::{StoreEvent, StoreInUse};
-use crate::cluster::stores::OpenStores;
+use crate::cluster::stores::{OpenStores, StoreOpenError};
 
-/// From one attempt to open a store again to the next. Where somebody still reads from it, an attempt
-/// waits some seconds for the lock.
-pub(super) const REOPEN_PAUSE: Duration = Duration::from_secs(10);
 /// Handles of a store that nobody reads from: that of the open stores, and that of the store in use.
 const OWN_HANDLES: usize = 2;
 
-/// Opens a store again that has stopped, once its disk has space and nobody reads from it.
-#[derive(Debug, Default)]
-pub(super) struct StoppedStore {
-    /// The store that was closed and could not be opened yet.
-    closed: Option<PathBuf>,
-    tried: Option<Instant>,
+/// Opens the store in use, and opens it again once it is closed.
+pub(super) struct StoreKeeper {
+    stores: OpenStores,
+    /// Where the store in use lies, or would.
+    folder: PathBuf,
+    in_use: watch::Sender<StoreInUse>,
+    asides: AsideStores,
+    reopening: StoreReopening,
+    /// The moment from which the times of `reopening` count.
+    begun: Instant,
 }
 
-impl StoppedStore {
-    /// Of a store that could not be opened when its node was started, if there is one.
-    pub(super) const fn of(closed: Option<PathBuf>) -> Self {
-        Self { closed, tried: None }
+impl StoreKeeper {
+    /// Of a store that was opened, or of a folder with a store that could not be, which was reported.
+    pub(super) fn new(
+        stores: OpenStores,
+        store: Result<Arc<SledStore>, (PathBuf, StoreOpeningFault)>,
+        asides: AsideStores,
+    ) -> (Self, watch::Receiver<StoreInUse>) {
+        let (folder, store, reopening) = match store {
+            Ok(store) => (store.folder().to_owned(), Some(store), StoreReopening::default()),
+            Err((folder, fault)) => (folder, None, StoreReopening::of_closed(fault)),
+        };
+        let (in_use, receiver) = watch::channel(store);
+        (Self { stores, folder, in_use, asides, reopening, begun: Instant::now() }, receiver)
     }
 
-    /// Opens the store in use again, if it has stopped. Returns the failure of the first attempt: a
-    /// store that is damaged stays closed until the node is started again, which puts it aside.
-    pub(super) fn reopen(
+    /// The store in use.
+    pub(super) fn store(&self) -> StoreInUse {
+        self.in_use.borrow().clone()
+    }
+
+    /// Removes stores that were put aside beside the one in use, if they may go.
+    pub(super) fn collect_asides(
         &mut self,
-        stores: &mut OpenStores,
-        in_use: &watch::Sender<StoreInUse>,
-    ) -> Option<StoreEvent> {
-        let stopped = match &*in_use.borrow() {
-            Some(store) if !store.has_stopped() || Arc::strong_count(store) > OWN_HANDLES => None,
-            Some(store) => Some(store.folder().to_owned()),
-            None => self.closed.clone(),
-        };
-        let folder = stopped?;
-        let is_early = self.tried.is_some_and(|at| at.elapsed() < REOPEN_PAUSE);
-        let is_full = || disk_usage(&folder).is_ok_and(|space| space.check(Bytes(0)).is_err());
-        if is_early || is_full() {
+        referred: &[CheckpointId],
+        reports: &mpsc::Sender<StoreEvent>,
+    ) {
+        if let Some(store) = self.store() {
+            self.asides.collect(&store, referred, reports);
+        }
+    }
+
+    /// Uses the store in this folder from now on.
+    pub(super) fn use_folder(&mut self, folder: PathBuf) -> Option<StoreEvent> {
+        if folder == self.folder {
             return None;
         }
-        self.tried = Some(Instant::now());
-        in_use.send_replace(None);
-        stores.forget(&folder);
-        match stores.get(&folder) {
+        self.folder = folder;
+        self.reopening = StoreReopening::default();
+        self.open()
+    }
+
+    /// Opens the store in use again if it is closed, nobody reads from it, its disk has space and an
+    /// attempt is due.
+    pub(super) fn reopen(&mut self) -> Option<StoreEvent> {
+        let is_closed = match &*self.in_use.borrow() {
+            Some(store) => store.has_stopped() && Arc::strong_count(store) <= OWN_HANDLES,
+            None => true,
+        };
+        let is_full = || disk_usage(&self.folder).is_ok_and(|space| space.check(Bytes(0)).is_err());
+        if !is_closed || is_full() || !self.reopening.is_due(self.begun.elapsed()) {
+            return None;
+        }
+        self.in_use.send_replace(None);
+        self.stores.forget(&self.folder);
+        self.open()
+    }
+
+    /// Opens the store, or begins another one if it is damaged.
+    fn open(&mut self) -> Option<StoreEvent> {
+        let error = match self.stores.get(&self.folder) {
             Ok(store) => {
-                in_use.send_replace(Some(store));
-                self.closed = None;
-                None
+                self.publish(store);
+                return None;
             }
-            Err(error) => {
-                let is_first = self.closed.replace(folder).is_none();
-                is_first.then(|| StoreEvent::Failed { failure: error.into() })
+            Err(error) => error,
+        };
+        let is_taken = |number| aside_of(&self.folder, number).exists();
+        match self.reopening.after_fault(error.opening_fault(), is_taken) {
+            StoreReopeningAction::BeginAnew { aside } => self.begin_anew(error, aside),
+            StoreReopeningAction::StayClosed { is_news } => {
+                self.stay_closed(error.closing(&self.folder), is_news)
             }
         }
+    }
+
+    fn begin_anew(&mut self, damage: StoreOpenError, aside: u32) -> Option<StoreEvent> {
+        match self.stores.begin_anew(&self.folder, aside) {
+            Ok((store, aside)) => {
+                self.asides.note_begun();
+                self.publish(store);
+                Some(StoreEvent::Replaced { damage, aside })
+            }
+            Err(error) => {
+                let is_news = self.reopening.note_closed(error.opening_fault());
+                self.stay_closed(error, is_news)
+            }
+        }
+    }
+
+    fn stay_closed(&self, error: StoreOpenError, is_news: bool) -> Option<StoreEvent> {
+        self.in_use.send_replace(None);
+        is_news.then(|| StoreEvent::Failed { failure: error.into() })
+    }
+
+    fn publish(&mut self, store: Arc<SledStore>) {
+        self.reopening.note_open(self.begun.elapsed());
+        self.in_use.send_replace(Some(store));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use zbelastic_checkpoint::{CheckpointStore, PieceName};
+    use zbelastic_node_folder::NodeDataFolder;
+    use zbelastic_policy::aside::AsideRetention;
+    use zbelastic_policy::store_opening::ASIDE_MAX;
+    use zbelastic_types::{Digest, LayerId, RunId, Step};
+
+    use super::*;
+    use crate::cluster::checkpoint_thread::StoreWriteError;
+    use crate::cluster::stores::StoreLocations;
+
+    fn version(version: u64) -> CheckpointId {
+        CheckpointId { run: RunId(1), version: Step(version) }
+    }
+
+    fn name(layer: u32) -> PieceName {
+        let digest = Digest([layer as u8; 32]);
+        PieceName { version: version(4), layer: LayerId(layer), digest }
+    }
+
+    /// The keeper of a store in a data folder, what it knows of those that lie aside, and its store.
+    fn keeper(
+        data: &Path,
+    ) -> (StoreKeeper, watch::Receiver<AsideRetention>, watch::Receiver<StoreInUse>) {
+        let locations = StoreLocations::new(NodeDataFolder::new(data.to_owned()));
+        let mut stores = OpenStores::new(locations);
+        let store = stores.get(&data.join("store")).expect("made");
+        let (retention, asides) = watch::channel(AsideRetention::default());
+        let (kept, in_use) = StoreKeeper::new(stores, Ok(store), AsideStores::new(retention));
+        (kept, asides, in_use)
+    }
+
+    /// The index in `folder` is damaged, and the store in use fails a write.
+    fn damage(kept: &StoreKeeper, folder: &Path) {
+        let store = kept.store().expect("in use");
+        // A commit looks into this folder, and the index makes it as it is opened.
+        fs::remove_dir_all(folder.join("index/blobs")).expect("it is there");
+        fs::write(folder.join("index/MARK"), [0; 528]).expect("writable");
+        store.put(name(9), &[9; 10]).expect_err("it stops");
+    }
+
+    /// Makes an attempt as if the pause were over.
+    fn reopen(kept: &mut StoreKeeper) -> Option<StoreEvent> {
+        kept.reopening = StoreReopening::default();
+        kept.reopen()
+    }
+
+    #[test]
+    fn a_store_that_is_found_damaged_is_put_aside_and_another_one_takes_pieces() {
+        let data = tempfile::tempdir().expect("a folder");
+        let folder = data.path().join("store");
+        let (mut kept, asides, in_use) = keeper(data.path());
+        kept.store().expect("in use").put(name(0), &[1; 10]).expect("room");
+        let sound = kept.store().expect("in use").inventory().expect("readable");
+        let may_go = |versions: &[u64]| {
+            let versions: Vec<_> = versions.iter().map(|of| version(*of)).collect();
+            let mut known = asides.borrow().clone();
+            known.may_go(&versions, &sound)
+        };
+        fs::create_dir(aside_of(&folder, 1)).expect("writable");
+        let (reports, _events) = mpsc::channel(4);
+        kept.collect_asides(&[version(4)], &reports);
+        assert!(may_go(&[8]), "it is newer than what there was at the start");
+        assert!(kept.reopen().is_none() && kept.store().is_some(), "it is sound");
+        damage(&kept, &folder);
+        let reader = kept.store();
+        assert!(reopen(&mut kept).is_none() && in_use.borrow().is_some(), "somebody reads from it");
+        drop(reader);
+        let aside = aside_of(&folder, 2);
+        match reopen(&mut kept) {
+            Some(StoreEvent::Replaced { damage, aside: found }) => {
+                assert_eq!(found, aside);
+                let text = damage.put_aside_text(&found);
+                assert!(
+                    text.contains("MARK holds no number") && text.contains("put aside in"),
+                    "{text}"
+                );
+            }
+            other => panic!("it is put aside, got {other:?}"),
+        }
+        assert!(aside.join("chunks").is_dir());
+        let begun = in_use.borrow().clone().expect("another one");
+        assert_eq!(begun.names().expect("readable"), []);
+        begun.put(name(1), &[2; 10]).expect("room");
+        assert!(!may_go(&[8]), "what is newer than the store that was begun is not known yet");
+    }
+
+    #[test]
+    fn a_disk_that_damages_each_store_leaves_a_node_without_one_until_there_is_room_aside() {
+        let data = tempfile::tempdir().expect("a folder");
+        let folder = data.path().join("store");
+        let (mut kept, _asides, in_use) = keeper(data.path());
+        for number in 1..=ASIDE_MAX {
+            damage(&kept, &folder);
+            let event = reopen(&mut kept);
+            assert!(matches!(event, Some(StoreEvent::Replaced { .. })), "{number}: {event:?}");
+        }
+        damage(&kept, &folder);
+        match reopen(&mut kept) {
+            Some(StoreEvent::Failed { failure: StoreWriteError::Place(failure) }) => {
+                assert!(
+                    failure.to_string().starts_with("3 damaged stores lie beside"),
+                    "{failure}"
+                );
+            }
+            other => panic!("it stays closed, got {other:?}"),
+        }
+        assert!(in_use.borrow().is_none());
+        assert!(kept.reopen().is_none(), "it is reported once, and not tried again at once");
+        fs::remove_dir_all(aside_of(&folder, 2)).expect("somebody makes room");
+        assert!(matches!(reopen(&mut kept), Some(StoreEvent::Replaced { .. })));
+        assert!(in_use.borrow().is_some());
+    }
+
+    #[test]
+    fn another_store_is_put_aside_as_well_and_one_that_is_not_there_is_tried_again() {
+        let data = tempfile::tempdir().expect("a folder");
+        let (mut kept, _asides, in_use) = keeper(data.path());
+        let other = data.path().join("disk/one");
+        assert!(kept.use_folder(other.clone()).is_none() && in_use.borrow().is_some());
+        damage(&kept, &other);
+        assert!(kept.use_folder(data.path().join("store")).is_none());
+        kept.stores.forget(&other);
+        assert!(matches!(kept.use_folder(other), Some(StoreEvent::Replaced { .. })));
+        let blocked = data.path().join("file/one");
+        fs::write(data.path().join("file"), "in the way").expect("writable");
+        let event = kept.use_folder(blocked.clone());
+        assert!(matches!(event, Some(StoreEvent::Failed { .. })), "{event:?}");
+        fs::remove_file(data.path().join("file")).expect("it is there");
+        assert!(kept.reopen().is_none());
+        assert_eq!(in_use.borrow().as_ref().expect("opened").folder(), blocked);
     }
 }

@@ -7,6 +7,7 @@ use zbelastic_policy::moment_values::MomentValues;
 use zbelastic_types::{Bytes, NodeId, Step};
 use zbelastic_wire::{FreedSpace, NodeMessage, PieceRef, SaveFailed, StoreReferences};
 
+use super::backfill::BackfillSchedule;
 use super::data::fetch_data_of;
 use super::ports::ControllerPorts;
 use crate::cluster::checkpoint_thread::StoreEvent;
@@ -110,39 +111,47 @@ impl CheckpointPieces {
              disk space there and on the nodes that keep copies"
         ));
     }
+}
 
-    /// The thread of the store reports the outcome for a piece.
-    pub(super) fn handle_store_event(&self, event: StoreEvent, ports: &mut ControllerPorts) {
-        match event {
-            StoreEvent::Failed { failure } => ports.journal.warn(format!("the store: {failure}")),
-            StoreEvent::Collected(FreedSpace { chunks: 0, .. }) => {}
-            StoreEvent::Collected(FreedSpace { chunks, bytes }) => {
-                let bytes = Bytes(bytes);
-                ports.journal.log(format!("old checkpoints: {chunks} chunks removed, {bytes}"));
-            }
-            StoreEvent::Rotten { piece, why } => {
-                ports.journal.warn(damaged_piece_text(piece, &why));
-                let tasks = &ports.tasks;
-                let parts = (tasks.transport().clone(), tasks.checkpoint_thread().clone());
-                repair(piece, parts, ports.other_holders(), WorkCounter::default());
-            }
-            StoreEvent::RottenData(found) => {
-                let name = expected_name(found, &ports.runs().data_names().unwrap_or_default());
-                ports.journal.warn(damaged_text(ports.me, name));
-                fetch_data_of(name, ports.other_holders(), ports);
-            }
-            StoreEvent::Mended { piece, found, outcome } => {
-                if let Some(why) = found {
-                    ports.journal.warn(damaged_piece_text(piece, &why));
-                }
-                match repair_text(piece, outcome) {
-                    Ok(text) => ports.journal.log(text),
-                    Err(text) => ports.journal.warn(text),
-                }
-            }
-            // A controller has no pieces of its own, nor does it continue from any.
-            StoreEvent::Put { .. } | StoreEvent::Got { .. } => {}
+/// The thread of the store reports the outcome for a piece, or what became of the store: one that was
+/// begun anew lacks the pieces of runs that are over.
+pub(super) fn note_store(
+    event: StoreEvent,
+    (ports, backfill): (&mut ControllerPorts, &mut BackfillSchedule),
+) {
+    match event {
+        StoreEvent::Failed { failure } => ports.journal.warn(format!("the store: {failure}")),
+        StoreEvent::Replaced { damage, aside } => {
+            ports.journal.warn(damage.put_aside_text(&aside));
+            backfill.request();
         }
+        StoreEvent::Collected(FreedSpace { chunks: 0, .. }) => {}
+        StoreEvent::Collected(FreedSpace { chunks, bytes }) => {
+            let bytes = Bytes(bytes);
+            ports.journal.log(format!("old checkpoints: {chunks} chunks removed, {bytes}"));
+        }
+        StoreEvent::Rotten { piece, why } => {
+            ports.journal.warn(damaged_piece_text(piece, &why));
+            let tasks = &ports.tasks;
+            let parts = (tasks.transport().clone(), tasks.checkpoint_thread().clone());
+            repair(piece, parts, ports.other_holders(), WorkCounter::default());
+        }
+        StoreEvent::RottenData(found) => {
+            let name = expected_name(found, &ports.runs().data_names().unwrap_or_default());
+            ports.journal.warn(damaged_text(ports.me, name));
+            fetch_data_of(name, ports.other_holders(), ports);
+        }
+        StoreEvent::Mended { piece, found, outcome } => {
+            if let Some(why) = found {
+                ports.journal.warn(damaged_piece_text(piece, &why));
+            }
+            match repair_text(piece, outcome) {
+                Ok(text) => ports.journal.log(text),
+                Err(text) => ports.journal.warn(text),
+            }
+        }
+        // A controller has no pieces of its own, nor does it continue from any.
+        StoreEvent::Put { .. } | StoreEvent::Got { .. } => {}
     }
 }
 

@@ -417,6 +417,9 @@ impl WorkerPieces {
             }
             StoreEvent::Got { piece, read: None } => self.fetch_piece(piece, job, (ports, roster)),
             StoreEvent::Failed { failure } => ports.journal.warn(format!("the store: {failure}")),
+            StoreEvent::Replaced { damage, aside } => {
+                ports.journal.warn(damage.put_aside_text(&aside));
+            }
             StoreEvent::Rotten { piece, why } => {
                 ports.journal.warn(damaged_piece_text(piece, &why));
                 let tasks = &ports.tasks;
