@@ -62,9 +62,10 @@ impl StoreKeeper {
         }
     }
 
-    /// Uses the store in this folder from now on.
+    /// Uses the store in this folder from now on. One that is closed is tried at once: somebody may have
+    /// mounted its disk for the job that names it.
     pub(super) fn use_folder(&mut self, folder: PathBuf) -> Option<StoreEvent> {
-        if folder == self.folder {
+        if folder == self.folder && self.in_use.borrow().is_some() {
             return None;
         }
         self.folder = folder;
@@ -266,5 +267,10 @@ mod tests {
         fs::remove_file(data.path().join("file")).expect("it is there");
         assert!(kept.reopen().is_none());
         assert_eq!(in_use.borrow().as_ref().expect("opened").folder(), blocked);
+        // It is closed again, and the next attempt is not due, when another job names it.
+        kept.in_use.send_replace(None);
+        kept.stores.forget(&blocked);
+        assert!(kept.reopen().is_none() && in_use.borrow().is_none(), "the pause is not over");
+        assert!(kept.use_folder(blocked).is_none() && in_use.borrow().is_some());
     }
 }
