@@ -92,6 +92,9 @@ pub enum Invariant {
     H13,
     /// A run is held while the controllers whose logs have space are no majority, and no longer.
     H14,
+    /// A store that is closed while its process runs, and one that is found damaged then, is followed by
+    /// an open one.
+    H15,
     /// No node is sent a format that its program does not read.
     F1,
     /// The canary: broken by a switch that makes every life fail.
@@ -113,7 +116,8 @@ impl Invariant {
             | Self::H11
             | Self::H12
             | Self::H13
-            | Self::H14 => true,
+            | Self::H14
+            | Self::H15 => true,
             Self::S1
             | Self::S2
             | Self::S3

@@ -23,6 +23,7 @@ mod options;
 mod pieces;
 mod plans;
 mod rotation;
+mod stores;
 mod surroundings;
 mod texts;
 mod world;

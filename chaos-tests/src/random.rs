@@ -68,6 +68,8 @@ pub enum DrawPurpose {
     HousekeepingLogs = 29,
     /// Which replicas share the optimizer.
     Shards = 31,
+    /// When the index of a store is damaged while its process runs, in a life of housekeeping.
+    HousekeepingIndexes = 32,
 }
 
 /// A stream of draws: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).

@@ -13,6 +13,7 @@ use zbelastic_types::{Bytes, NodeId, Step};
 use super::cluster::HousekeepingCluster;
 use super::member::HousekeepingMember;
 use super::options::STORM_US;
+use super::stores::ClosedStores;
 use super::world::{MEMORY_AMPLE, MemberMessage, SECOND_US};
 use crate::failure::{FailureKind, Invariant, LifeFailure};
 use crate::queue::VirtualTime;
@@ -59,8 +60,10 @@ pub enum HousekeepingMarker {
     NobodyHasPiece,
     /// A damaged copy of a text was found and named.
     DamagedCopyNamed,
-    /// A damaged store was put aside.
+    /// A damaged store was put aside as its process started.
     StoreBegunAnew,
+    /// A store that was found damaged while its process ran was put aside.
+    StoreReplaced,
     /// A claim was refused.
     ClaimRefused,
     /// A hostile copy holder did not answer.
@@ -85,7 +88,7 @@ pub enum HousekeepingMarker {
 
 impl HousekeepingMarker {
     /// Everything that can be seen.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 22] = [
         Self::Checkpoint,
         Self::OwnStoreRefused,
         Self::StoreReopened,
@@ -97,6 +100,7 @@ impl HousekeepingMarker {
         Self::NobodyHasPiece,
         Self::DamagedCopyNamed,
         Self::StoreBegunAnew,
+        Self::StoreReplaced,
         Self::ClaimRefused,
         Self::HostileSilent,
         Self::Banned,
@@ -152,6 +156,8 @@ pub struct HousekeepingChecker {
     removed: BTreeMap<NodeId, VirtualTime>,
     /// When each node collected last, by the number of the checkpoint.
     collected: BTreeMap<NodeId, u64>,
+    /// Stores that are closed.
+    pub(super) stores: ClosedStores,
     /// Whether the run was held for want of space for logs when a version was to be sealed last.
     was_held: bool,
     /// The first failure of the life.
@@ -278,6 +284,13 @@ impl HousekeepingChecker {
                 let message = format!("n{} has {found} versions, {most} at most", member.node);
                 return self.broken(Invariant::H1, || message);
             }
+        }
+    }
+
+    /// H15: a store that is closed is opened again, or another one is begun.
+    pub(super) fn check_closed(&mut self, cluster: &HousekeepingCluster) {
+        if let Some(message) = self.stores.late(cluster) {
+            self.broken(Invariant::H15, || message);
         }
     }
 

@@ -215,6 +215,13 @@ impl MemberDisk {
         flip(&self.files, Path::new(ROWS))
     }
 
+    /// A bit of the index flips while the store is open, and a read finds it. Yields whether that is so.
+    pub fn rot_index(&mut self) -> bool {
+        !self.has_stopped()
+            && self.damage_index()
+            && self.store.as_ref().is_some_and(|store| store.names().is_err())
+    }
+
     /// A bit of the first chunk of a piece flips. Yields whether there is one.
     pub fn rot(&mut self, name: PieceName) -> bool {
         let record = self.store.as_ref().and_then(|store| store.record(name).ok().flatten());
@@ -289,5 +296,7 @@ mod tests {
         assert!(disk.open().expect_err("the index is damaged").is_damage());
         disk.begin_anew(1);
         assert_eq!(disk.used(), 0);
+        assert!(disk.rot_index() && disk.has_stopped());
+        assert!(disk.open().expect_err("the index is damaged").is_damage());
     }
 }

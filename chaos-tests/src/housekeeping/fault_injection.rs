@@ -1,10 +1,13 @@
 //! Injects the faults of a life and restarts members.
 
+use std::time::Duration;
+
 use zbelastic_checkpoint::CheckpointStore;
 use zbelastic_consensus::member::Role;
 use zbelastic_policy::store_opening::{
     ASIDE_MAX, StoreOpeningAction, StoreOpeningFault, after_fault,
 };
+use zbelastic_policy::store_reopening::StoreReopeningAction;
 use zbelastic_transport::DownReason;
 use zbelastic_types::NodeId;
 
@@ -17,6 +20,7 @@ use super::options::HousekeepingFault;
 use super::rotation::rotate_authority;
 use super::surroundings::HousekeepingSurroundings;
 use super::world::{HousekeepingEvent, MEMORY_AMPLE};
+use crate::queue::VirtualTime;
 
 /// A process that stands still for longer is not connected any more.
 const SILENT_US: u64 = 3_000_000;
@@ -48,11 +52,12 @@ impl MemberFaults {
                 self.spoil_disk(env, whom, for_us, false)
             }
             HousekeepingFault::OperationFails { whom, operation, after } => {
-                let node = env.cluster.victim(whom);
-                if let Some(member) = node.and_then(|node| env.cluster.members.get_mut(&node)) {
-                    member.disk.fail_once(operation, after);
-                }
+                let Some(node) = env.cluster.victim(whom) else { return };
+                let member = env.cluster.members.get_mut(&node).expect("a member");
+                member.disk.fail_once(operation, after);
+                env.check.stores.note_fault(node);
             }
+            HousekeepingFault::IndexRots { whom } => rot_index(env, whom),
             HousekeepingFault::Crash { whom, for_us, is_damaged } => {
                 self.crash(env, connections, whom, for_us, is_damaged)
             }
@@ -128,11 +133,31 @@ impl MemberFaults {
         if !member.disk.has_stopped() || member.disk.is_filled || member.disk.is_stuck {
             return;
         }
+        if !member.process.reopening.is_due(since_beginning(now)) {
+            return;
+        }
         // Another operation may fail in that.
-        if member.disk.open().is_ok() {
+        let Err(error) = member.disk.open() else {
+            member.process.reopening.note_open(since_beginning(now));
             member.able_since = now;
             env.check.markers.note(HousekeepingMarker::StoreReopened);
-            env.line(|| format!("n{node} opens its store again"));
+            return env.line(|| format!("n{node} opens its store again"));
+        };
+        let fault = StoreOpeningFault::from(&error);
+        let taken = member.disk.aside;
+        match member.process.reopening.after_fault(fault, |number| number <= taken) {
+            StoreReopeningAction::BeginAnew { aside } => {
+                member.disk.begin_anew(aside);
+                member.process.reopening.note_open(since_beginning(now));
+                member.able_since = now;
+                // It may have reported since it was damaged that it keeps a piece.
+                env.check.note_lost_disk(node);
+                env.check.markers.note(HousekeepingMarker::StoreReplaced);
+                env.line(|| format!("n{node} puts its store aside: {error}"));
+            }
+            StoreReopeningAction::StayClosed { .. } => {
+                env.line(|| format!("n{node} has no store: {error}"));
+            }
         }
     }
 
@@ -290,6 +315,19 @@ impl MemberFaults {
         self.node_next = NodeId(node.0 + 1);
         env.line(|| format!("w{node} joins"));
         env.add_worker(node, MEMORY_AMPLE);
+    }
+}
+
+const fn since_beginning(now: VirtualTime) -> Duration {
+    Duration::from_micros(now.0)
+}
+
+fn rot_index(env: &mut HousekeepingSurroundings<'_>, draw: u64) {
+    let Some(node) = env.cluster.victim(draw) else { return };
+    let member = env.cluster.members.get_mut(&node).expect("a member");
+    if member.disk.aside < ASIDE_MAX && member.disk.rot_index() {
+        env.check.note_lost_disk(node);
+        env.check.stores.note_fault(node);
     }
 }
 

@@ -14,6 +14,7 @@ use zbelastic_policy::piece_copies::PieceCopies;
 use zbelastic_policy::renewal::RenewalWatch;
 use zbelastic_policy::roster::Roster;
 use zbelastic_policy::scrub::Scrubber;
+use zbelastic_policy::store_reopening::StoreReopening;
 use zbelastic_policy::trust::DuplicateIdentityReports;
 use zbelastic_types::{Bytes, NodeId, Step};
 
@@ -83,6 +84,8 @@ pub struct MemberProcess {
     pub offered: BTreeMap<PieceRef, Arc<Vec<u8>>>,
     /// Pieces to be kept for others.
     pub keeping: KeepQueue,
+    /// Attempts to open its store again.
+    pub reopening: StoreReopening,
     /// What reads its disk.
     pub scrubber: Scrubber<MemberTexts>,
     /// Its looks at its certificate.
@@ -120,6 +123,7 @@ impl MemberProcess {
             copies: PieceCopies::default(),
             offered: BTreeMap::new(),
             keeping: KeepQueue::default(),
+            reopening: StoreReopening::default(),
             scrubber: Scrubber::new(texts.clone(), turned),
             renewal: RenewalWatch::default(),
             disk_watch: DiskSpaceWatch::default(),

@@ -60,6 +60,11 @@ pub enum HousekeepingFault {
         /// Operations of that kind that work until then.
         after: u64,
     },
+    /// A bit of the index of a store flips while its process runs, and a read finds that.
+    IndexRots {
+        /// The member, by a draw.
+        whom: u64,
+    },
     /// The process dies and comes back.
     Crash {
         /// The member, by a draw.
@@ -204,6 +209,11 @@ impl HousekeepingOptions {
             let whom = draws.number();
             let for_us = draws.between(200_000, FAULT_US_MAX);
             options.faults.push((at, HousekeepingFault::LogsFill { whom, for_us }));
+        }
+        let mut draws = Draws::new(seed, DrawPurpose::HousekeepingIndexes);
+        for _ in 0..draws.below(3) {
+            let at = VirtualTime(draws.below(STORM_US));
+            options.faults.push((at, HousekeepingFault::IndexRots { whom: draws.number() }));
         }
         options.faults.sort_by_key(|(at, _)| *at);
         options

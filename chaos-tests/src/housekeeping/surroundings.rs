@@ -133,6 +133,7 @@ impl HousekeepingSurroundings<'_> {
         self.cluster.note_certificates();
         self.check.check_certificates(&self.cluster);
         self.check.check_disks(&self.cluster);
+        self.check.check_closed(&self.cluster);
         self.check.check_rot(&self.cluster);
         self.check.check_texts(&self.cluster);
         self.check.check_placed(&self.cluster);

@@ -18,7 +18,7 @@ pub enum KnownBug {
 
 impl KnownBug {
     /// All of them, by their numbers.
-    pub const ALL: [Self; 65] = [
+    pub const ALL: [Self; 66] = [
         Self::Bug(Bug::M1AckBeforeSync),
         Self::Mutant(Mutant::M2TurnUnchecked),
         Self::Bug(Bug::M3MomentsNotRestored),
@@ -80,6 +80,7 @@ impl KnownBug {
         Self::Bug(Bug::M63StaleCandidateGathered),
         Self::Bug(Bug::M64ShardWithTwoOwners),
         Self::Bug(Bug::M65ShardWithoutOwner),
+        Self::Mutant(Mutant::M66DamageStaysClosed),
         Self::Mutant(Mutant::R2GenerationUnchecked),
         Self::Mutant(Mutant::R3SealedBeforeHeld),
         Self::Mutant(Mutant::R5CheckpointBeforeSeal),
@@ -151,6 +152,7 @@ impl KnownBug {
             Self::Bug(Bug::M63StaleCandidateGathered) => "m63",
             Self::Bug(Bug::M64ShardWithTwoOwners) => "m64",
             Self::Bug(Bug::M65ShardWithoutOwner) => "m65",
+            Self::Mutant(Mutant::M66DamageStaysClosed) => "m66",
             Self::Mutant(Mutant::R2GenerationUnchecked) => "R2",
             Self::Mutant(Mutant::R3SealedBeforeHeld) => "R3",
             Self::Mutant(Mutant::R5CheckpointBeforeSeal) => "R5",
@@ -300,6 +302,9 @@ impl KnownBug {
             Self::Mutant(Mutant::M57IoFaultRefuses) => {
                 "an operation of the store's files that fails at the start keeps a node from starting"
             }
+            Self::Mutant(Mutant::M66DamageStaysClosed) => {
+                "a store that is found damaged while its node runs stays closed"
+            }
             Self::Mutant(Mutant::M62HeldWithTheLastLog) => {
                 "a run is held only once no controller's log has space"
             }
@@ -423,6 +428,7 @@ impl KnownBug {
             | Self::Mutant(Mutant::M41WorkersIgnoreBans) => &[Invariant::H11],
             Self::Mutant(Mutant::M42NeverAtTheDoor) => &[Invariant::H12],
             Self::Mutant(Mutant::M62HeldWithTheLastLog) => &[Invariant::H14],
+            Self::Mutant(Mutant::M66DamageStaysClosed) => &[Invariant::H15],
             // An update that is not held elsewhere is not compared either: a bit that flips is
             // sealed.
             Self::Mutant(Mutant::R3SealedBeforeHeld) => {
