@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 145] = pages![
+const PAGES: [(&str, &str); 147] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -128,6 +128,8 @@ const PAGES: [(&str, &str); 145] = pages![
     "decisions/0107-shards-arrive-chunk-by-chunk.md",
     "decisions/0108-replicas-share-the-optimizer.md",
     "decisions/0109-a-worker-keeps-the-chunks-that-are-read-next.md",
+    "decisions/0110-programs-of-clusters-run-beside-those-that-compute.md",
+    "decisions/0111-a-store-is-replaced-while-its-node-runs.md",
     "deploy.md",
     "deploy/container.md",
     "deploy/kubernetes.md",
