@@ -10,6 +10,7 @@
 
 pub mod aside;
 pub mod authority;
+pub mod backfill_schedule;
 pub mod collect;
 pub mod connected_members;
 pub mod copy_check;
@@ -42,6 +43,7 @@ pub mod quorum_watch;
 pub mod recent;
 pub mod renewal;
 pub mod roster;
+pub mod save_warnings;
 pub mod scrub;
 pub mod store_opening;
 pub mod store_reopening;

@@ -4,8 +4,8 @@
 //! A damaged store is put aside and another one is begun in its place, as at a start
 //! ([`crate::store_opening`]). The pause doubles with each attempt until a store stands open for the
 //! longest one: neither a disk that refuses everything nor one that damages each store is opened in a
-//! loop. No attempt is the last, so whoever mounts a disk, or removes the stores that lie aside, does
-//! not have to start the node again.
+//! loop. No attempt is the last: after a disk is mounted, or the stores that lie aside are removed, the
+//! node need not be started again.
 
 use std::time::Duration;
 

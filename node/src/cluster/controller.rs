@@ -65,7 +65,6 @@ use super::run_log::RunLog;
 use super::solver::{SolvedPlan, SolverAnswer};
 use super::stores::StoreLocations;
 use authority::AuthorityRotation;
-use backfill::BackfillSchedule;
 use certificates::ControllerCertificates;
 use checkpoints::TraceText;
 use command_answer::CommandAnswer;
@@ -81,6 +80,7 @@ use ports::{ControllerCompletion, ControllerPorts};
 use status::{ControllerFacts, StatusView};
 use uploads::Uploads;
 use zbelastic_api::{ApiRequest, EventKind, WorkStatus};
+use zbelastic_policy::backfill_schedule::BackfillSchedule;
 use zbelastic_policy::formats::read_by;
 use zbelastic_policy::tick::TICK;
 
@@ -427,7 +427,7 @@ impl ControllerNode {
             }
             ControllerCompletion::Data(data) => data.apply(&mut self.ports),
             ControllerCompletion::Backfilled(result) => {
-                self.backfill.handle_result(result, &mut self.ports.journal);
+                backfill::handle_result(&mut self.backfill, result, &mut self.ports.journal);
             }
             ControllerCompletion::Uploaded(upload) => self.handle_upload_write(upload),
             ControllerCompletion::Disks(found) => self.handle_disks(found),
@@ -542,7 +542,7 @@ impl ControllerNode {
             None => {}
         }
         self.planning.handle_tick(&mut self.ports.core);
-        if self.backfill.handle_tick(&self.ports) {
+        if backfill::handle_tick(&mut self.backfill, &self.ports) {
             collect_unused(&mut self.ports);
         }
         self.disks.handle_tick(&self.ports.tasks);

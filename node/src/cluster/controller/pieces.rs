@@ -2,12 +2,13 @@
 //! failed.
 
 use zbelastic_identity::{PeerIdentity, PeerRole};
+use zbelastic_policy::backfill_schedule::BackfillSchedule;
 use zbelastic_policy::data::expected_name;
 use zbelastic_policy::moment_values::MomentValues;
+use zbelastic_policy::save_warnings::SaveWarnings;
 use zbelastic_types::{Bytes, NodeId, Step};
 use zbelastic_wire::{FreedSpace, NodeMessage, PieceRef, SaveFailed, StoreReferences};
 
-use super::backfill::BackfillSchedule;
 use super::data::fetch_data_of;
 use super::ports::ControllerPorts;
 use crate::cluster::checkpoint_thread::StoreEvent;
@@ -25,26 +26,6 @@ pub(super) struct CheckpointPieces {
     /// Of the pieces that it fetched.
     moments: MomentValues,
     save_warnings: SaveWarnings,
-}
-
-/// The last checkpoint that was warned of, and whether a layer of it could be written nowhere.
-#[derive(Debug, Default)]
-struct SaveWarnings {
-    last: Option<(Step, bool)>,
-}
-
-impl SaveWarnings {
-    /// A layer of a version has so few copies. Yields whether to warn: once of each version, and
-    /// once more if a layer of it was written nowhere.
-    fn note(&mut self, version: Step, copies: u32) -> bool {
-        let has_none = copies == 0;
-        let is_known = |(of, had_none): (Step, bool)| of == version && (had_none || !has_none);
-        if self.last.is_some_and(is_known) {
-            return false;
-        }
-        self.last = Some((version, has_none));
-        true
-    }
 }
 
 impl CheckpointPieces {
@@ -194,18 +175,5 @@ pub(super) fn collect_on_return(peer: &PeerIdentity, ports: &mut ControllerPorts
 pub(super) fn collect_local(referred: StoreReferences, ports: &mut ControllerPorts) {
     if let Err(error) = ports.tasks.checkpoint_thread().collect(referred) {
         ports.journal.warn(error.to_string());
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_checkpoint_is_warned_of_once_and_once_more_if_a_layer_is_written_nowhere() {
-        let mut warnings = SaveWarnings::default();
-        let noted = [(4, 1), (4, 2), (4, 0), (4, 0), (4, 1), (8, 0), (8, 1), (4, 1)];
-        let warned = noted.map(|(version, copies)| warnings.note(Step(version), copies));
-        assert_eq!(warned, [true, false, true, false, false, true, false, true]);
     }
 }
