@@ -85,7 +85,8 @@ pub struct Notice {
 pub enum NoticeReport {
     /// Notices of this cloud are listened for from now on.
     Watching(Cloud),
-    /// No cloud answered, so there is no metadata service to poll. The last report.
+    /// No cloud answered: there is no metadata service to poll, or none that is reached yet. Once; a cloud that
+    /// answers a later probe is reported.
     NoCloud,
     /// A notice, reported once for each event.
     Notice(Notice),

@@ -19,6 +19,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const AZURE_FIRST_PATIENCE: Duration = Duration::from_secs(130);
 /// How long a cloud has to answer the probe.
 const PROBE_PATIENCE: Duration = Duration::from_millis(1500);
+/// Probes of a machine that none answers, in some ten minutes: one that is being started has its network by then.
+const PROBES_MAX: u32 = 60;
 /// The longest wait after a failure: of the shortest notice, 30 s, two thirds are left.
 const FAULT_WAIT_MAX: Duration = Duration::from_secs(10);
 /// The shortest wait after a failure.
@@ -44,6 +46,8 @@ pub struct PollTimings {
     pub azure_first_patience: Duration,
     /// How long a cloud has to answer the probe.
     pub probe_patience: Duration,
+    /// How often clouds are probed if none answers, with the waits after failures between.
+    pub probes_max: u32,
     /// The wait after one failure; it doubles with each that follows.
     pub fault_wait_min: Duration,
     /// The longest wait after a failure.
@@ -60,6 +64,7 @@ impl Default for PollTimings {
             patience: PATIENCE,
             azure_first_patience: AZURE_FIRST_PATIENCE,
             probe_patience: PROBE_PATIENCE,
+            probes_max: PROBES_MAX,
             fault_wait_min: FAULT_WAIT_MIN,
             fault_wait_max: FAULT_WAIT_MAX,
         }

@@ -17,7 +17,7 @@ use super::poll_outcome::{NextPoll, PollOutcome};
 use super::poll_timings::PollTimings;
 use super::probe::cloud_of;
 use super::reported_events::EventId;
-use super::{Cloud, NoticeReport, NoticeSettings};
+use super::{Cloud, NoticeReport, NoticeSettings, NoticeSource};
 
 /// Starts to listen, until the receiver of reports or the sender of acknowledgements is dropped. A
 /// request under way is not broken off: the thread ends with its answer, or with the process.
@@ -40,11 +40,7 @@ fn run(
 ) {
     let client = MetadataClient::new(settings.base.as_ref());
     let pace = settings.pace;
-    let cloud = cloud_of(&client, settings);
-    let first = cloud.map_or(NoticeReport::NoCloud, NoticeReport::Watching);
-    // If the receiver is gone, no later report would be received either.
-    let is_heard = reports.blocking_send(first).is_ok();
-    let Some(cloud) = cloud.filter(|_| is_heard) else { return };
+    let Some(cloud) = watched_cloud(&client, settings, reports, acknowledged) else { return };
     let poller = match cloud {
         Cloud::Aws => CloudPoller::Aws(AwsWatch::new(pace)),
         Cloud::Gcp => {
@@ -53,6 +49,32 @@ fn run(
         Cloud::Azure => CloudPoller::Azure(AzureWatch::new(pace)),
     };
     run_poller(&client, NoticePoller::new(cloud, poller, pace), reports, acknowledged);
+}
+
+/// The cloud to poll, which was reported; `None` if none answers, or the receiver of reports is gone. A machine that
+/// has just been started may reach its cloud's service a while after this process.
+fn watched_cloud(
+    client: &MetadataClient,
+    settings: &NoticeSettings,
+    reports: &Sender<NoticeReport>,
+    acknowledged: &Receiver<EventId>,
+) -> Option<Cloud> {
+    for probes in 1.. {
+        if let Some(cloud) = cloud_of(client, settings) {
+            return reports.blocking_send(NoticeReport::Watching(cloud)).ok().map(|()| cloud);
+        }
+        if probes == 1 {
+            reports.blocking_send(NoticeReport::NoCloud).ok()?;
+        }
+        if probes >= settings.pace.probes_max || settings.source == NoticeSource::None {
+            break;
+        }
+        match acknowledged.recv_timeout(settings.pace.fault_wait(probes)) {
+            Ok(_) | Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => break,
+        }
+    }
+    None
 }
 
 /// Google's server holds answers back, so each of the two values has a thread to wait on it.

@@ -1,5 +1,7 @@
 //! Finding out which cloud it is.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use zbelastic_preemption::{Cloud, NoticeReport, NoticeSource, PollTimings};
@@ -53,7 +55,8 @@ fn without_a_cloud_that_is_reported_and_polling_ends() {
         let mut watch = mock.watch_at(NoticeSource::Auto, pace);
         assert_eq!(watch.report(), Some(NoticeReport::NoCloud));
         assert_eq!(watch.report(), None);
-        assert_eq!(mock.requests().len(), Cloud::ALL.len(), "each was asked once");
+        let probes = Cloud::ALL.len() * quick().probes_max as usize;
+        assert_eq!(mock.requests().len(), probes, "each was asked as often");
     };
     check(|| MockReply::of(404, ""), quick().probe_patience);
     check(|| MockReply::of(302, "").header("Location", "/"), quick().probe_patience);
@@ -61,6 +64,20 @@ fn without_a_cloud_that_is_reported_and_polling_ends() {
     check(|| MockReply::of(200, "<html>please log in</html>"), quick().probe_patience);
     check(|| MockReply::Close, quick().probe_patience);
     check(|| MockReply::Silence, Duration::from_millis(50));
+}
+
+/// A machine that is being started may reach the service of its cloud only after a while.
+#[test]
+fn a_cloud_that_answers_a_later_probe_is_polled() {
+    let requests = Arc::new(AtomicUsize::new(0));
+    let mock = MockService::start(move |request| {
+        let is_reached = requests.fetch_add(1, Ordering::Relaxed) >= Cloud::ALL.len();
+        let answer = answer_of(Cloud::Aws, request).filter(|_| is_reached);
+        answer.unwrap_or(MockReply::of(404, ""))
+    });
+    let mut watch = mock.watch_at(NoticeSource::Auto, quick());
+    assert_eq!(watch.report(), Some(NoticeReport::NoCloud));
+    assert_eq!(watch.report(), Some(NoticeReport::Watching(Cloud::Aws)));
 }
 
 #[test]

@@ -135,6 +135,7 @@ pub fn quick() -> PollTimings {
         patience: GUARD,
         azure_first_patience: GUARD,
         probe_patience: GUARD,
+        probes_max: 3,
         gcp_hang: GUARD,
     }
 }
