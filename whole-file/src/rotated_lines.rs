@@ -36,7 +36,12 @@ impl RotatedLines {
     pub fn write(&mut self, line: &str) -> io::Result<()> {
         let bytes = line.len() as u64 + 1;
         if self.bytes > 0 && self.bytes + bytes > self.bytes_max {
-            fs::rename(&self.path, rotated_path(&self.path))?;
+            match fs::rename(&self.path, rotated_path(&self.path)) {
+                Ok(()) => {}
+                // Renamed before, and the new file could not be opened then.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
             *self = Self::open(&self.path, self.bytes_max)?;
         }
         // At once, so that no reader finds half a line.
@@ -121,6 +126,22 @@ mod tests {
             RotatedLines::open(&path, 99).and_then(|mut file| file.write(line)).expect("room");
         }
         assert_eq!(fs::read_to_string(&path).expect("there"), "whole\nto\nnext\nlast\n");
+    }
+
+    /// As after a rename behind which no new file could be opened.
+    #[test]
+    fn a_file_that_is_gone_is_begun_again() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("events.jsonl");
+        let mut file = RotatedLines::open(&path, 10).expect("room");
+        file.write("whole one").expect("room");
+        fs::rename(&path, rotated_path(&path)).expect("the folder is writable");
+        file.write("next").expect("it is begun");
+        let read = |path: &Path| fs::read_to_string(path).expect("there");
+        assert_eq!(
+            (read(&path), read(&rotated_path(&path))),
+            ("next\n".into(), "whole one\n".into())
+        );
     }
 
     #[test]
