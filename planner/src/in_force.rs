@@ -1,5 +1,5 @@
 //! The plan in force as a candidate: it goes on with the workers that are left of it, where others stand at the
-//! same places, and no layer moves; or with free workers at places that were left or that others share.
+//! same places, and no moments move; or with free workers at places that were left or that others share.
 //!
 //! What is chosen, and why, is in `successor.rs`: after a loss what goes on at once, because a plan that is
 //! cut anew waits for layers. As soon as the workers are settled the plans are compared again: then

@@ -281,18 +281,7 @@ impl Placement {
             1 => Self { shards: Vec::new(), ..self },
             _ => Self { shards: layers, ..self },
         };
-        if sharded.has_one_shard_a_stage() { Ok(sharded) } else { Err(error) }
-    }
-
-    /// Whether each stage stands in columns of one shard alone.
-    fn has_one_shard_a_stage(&self) -> bool {
-        let shards = self.shards();
-        let has_one = |stage| {
-            let mut columns = self.table().columns_of(stage);
-            let first = columns.next();
-            first.is_none_or(|first| columns.all(|column| shards.are_twins(first, column)))
-        };
-        shards.count() == 1 || (0..self.stage_count).map(StageIndex).all(has_one)
+        if sharded.shards().has_one_a_stage() { Ok(sharded) } else { Err(error) }
     }
 
     /// Which of its replicas update which layers.

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use zbelastic_types::ChunkIndex;
+use zbelastic_types::{ChunkIndex, StageIndex};
 
 use super::Placement;
 
@@ -51,6 +51,18 @@ impl<'a> PlacementShards<'a> {
     pub fn of_replica(self, chunk: ChunkIndex) -> u32 {
         let replica = self.0.replica_of(chunk);
         (0..self.levels()).fold(0, |shard, level| shard << 1 | replica >> level & 1)
+    }
+
+    /// Whether each stage stands in columns of one shard alone.
+    pub(super) fn has_one_a_stage(self) -> bool {
+        let has_one = |stage| {
+            let mut columns = self.0.table().columns_of(stage);
+            let first = columns.next();
+            first.is_none_or(|first| columns.all(|column| self.are_twins(first, column)))
+        };
+        self.count() == 1
+            || !self.0.is_table()
+            || (0..self.0.stage_count()).map(StageIndex).all(has_one)
     }
 
     /// Whether two columns, counted from 0, update the same shard: each leaves the same halves to others.
@@ -239,7 +251,7 @@ mod tests {
         assert_eq!(table.table().cells(), [0, 1, 0, 1, 0, 2, 0, 2].map(StageIndex));
         for count in 1..6 {
             let (refilled, stages) = table.table().refilled(count).expect("places are shared");
-            assert!(refilled.has_one_shard_a_stage());
+            assert!(refilled.shards().has_one_a_stage());
             assert_eq!(stages.len(), refilled.stage_count() as usize);
         }
         assert_eq!(table.table().refilled(5).expect("places are shared").0, whole);

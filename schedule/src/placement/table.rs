@@ -292,7 +292,7 @@ impl<'a> PlacementTable<'a> {
         let table = Placement::of_table(self.0.shape(), self.0.column_count, sizes, &cells);
         let mut table = table.expect("numbered in order, each at its place");
         table.shards.clone_from(&self.0.shards);
-        assert!(table.has_one_shard_a_stage(), "who takes a column over updates its shard");
+        assert!(table.shards().has_one_a_stage(), "who takes a column over updates its shard");
         (table, stages)
     }
 }
