@@ -84,6 +84,8 @@ pub(super) fn next(
         reads.order.len() <= chunks_max,
         "`check` accepts no limit below what any two steps read"
     );
+    // If one were accepted, the run would go on beyond it.
+    let chunks_max = chunks_max.max(reads.order.len());
     let mut steps = demanded + 1..run.count.min(demanded + steps_ahead(mixture));
     while reads.order.len() < chunks_max
         && let Some(step) = steps.next()

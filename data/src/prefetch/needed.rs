@@ -3,23 +3,24 @@
 //! One step is fetched while the device is in another, and after a rewind that is any other one. So no step
 //! that comes later may read more than was found when the run began.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::RunSteps;
 use crate::mixture::StoreMixture;
 use crate::store::{ShardChunk, StoreManifest, TokenStore};
 
-/// Windows of a run's steps whose chunks are counted, which takes some 0.2 s of one core. Of a longer run
-/// the most that so many windows could read is taken.
-const WINDOWS_COUNTED_MAX: u64 = 1 << 18;
+/// Chunks of a run's windows that are counted, each as often as a window reads it, which takes some 0.2 s of one
+/// core. Of a longer run the most that so many windows could read is taken.
+const READS_COUNTED_MAX: u64 = 1 << 20;
 
 type Chunks = BTreeSet<(usize, ShardChunk)>;
 
 /// Chunks that any two steps and held-out text read together at most, of shards that arrive.
 pub(super) fn chunks_needed(run: RunSteps, mixture: &StoreMixture) -> u64 {
     let windows = run.count.saturating_mul(mixture.cursor().windows_per_step());
+    let reads = windows.saturating_mul(2 + ends_of_shard_max(mixture));
     let needed =
-        if windows <= WINDOWS_COUNTED_MAX { counted(run, mixture) } else { bound(run, mixture) };
+        if reads <= READS_COUNTED_MAX { counted(run, mixture) } else { bound(run, mixture) };
     let stores = mixture.stores().iter();
     let all = stores.map(|store| store.chunks().filter(|chunk| store.arrives(chunk.shard)).count());
     needed.min(all.sum::<usize>() as u64)
@@ -45,10 +46,39 @@ pub(super) fn counted(run: RunSteps, mixture: &StoreMixture) -> u64 {
 /// By the most chunks that a window can lie in, wherever it begins.
 pub(super) fn bound(run: RunSteps, mixture: &StoreMixture) -> u64 {
     let ids = mixture.cursor().shape().sequence_len as u64 + 1;
-    let of_window = mixture.stores().iter().map(|store| chunks_of_ids_max(store, ids)).max();
     let windows = mixture.cursor().windows_per_step().saturating_mul(run.count.min(2));
-    let shared = with_ends(&held_out(mixture), mixture).len() as u64;
-    windows.saturating_mul(of_window.unwrap_or(0)).saturating_add(shared)
+    let of_window = |chunks: fn(&TokenStore, u64) -> u64| {
+        let stores = mixture.stores().iter().map(|store| chunks(store, ids));
+        windows.saturating_mul(stores.max().unwrap_or(0))
+    };
+    let beside_ends = mixture.stores().iter().map(chunks_beside_ends).sum();
+    let held_out = held_out(mixture);
+    let all_ends = (with_ends(&held_out, mixture).len() - held_out.len()) as u64;
+    let ends = windows
+        .saturating_mul(ends_of_shard_max(mixture))
+        .saturating_mul(of_window_max(mixture, ids));
+    of_window(chunks_within_max)
+        .saturating_add(of_window(chunks_across_max).min(beside_ends))
+        .saturating_add(ends.min(all_ends))
+        .saturating_add(held_out.len() as u64)
+}
+
+/// Shards that a window can lie in at most.
+fn of_window_max(mixture: &StoreMixture, ids: u64) -> u64 {
+    let shards = mixture.stores().iter().map(|store| shards_of_ids_max(store.manifest(), ids));
+    shards.max().unwrap_or(0)
+}
+
+/// The most chunks that the ends of one shard's documents lie in.
+fn ends_of_shard_max(mixture: &StoreMixture) -> u64 {
+    let of_store = |store: &TokenStore| {
+        let mut of_shard = BTreeMap::new();
+        for chunk in store.chunks_of_ends() {
+            *of_shard.entry(chunk.shard).or_insert(0) += 1;
+        }
+        of_shard.into_values().max().unwrap_or(0)
+    };
+    mixture.stores().iter().map(of_store).max().unwrap_or(0)
 }
 
 /// The chunks that these windows read, some more than once, of shards that arrive: chunks of files that
@@ -81,16 +111,33 @@ fn note_largest(largest: &mut [u64; 2], count: u64) {
     *largest = [first.max(count), second.max(first.min(count))];
 }
 
-/// Chunks of a store that so many ids that follow each other lie in at most, with their bits of the loss mask.
-fn chunks_of_ids_max(store: &TokenStore, ids: u64) -> u64 {
-    let manifest = store.manifest();
-    let parts = shards_of_ids_max(manifest, ids);
-    // In each shard the bytes begin within a chunk and end within another one.
-    let chunks = |bytes: u64| bytes / store.chunk_bytes() + 2 * parts;
-    let is_masked = manifest.shards.iter().any(|shard| shard.has_loss_mask);
-    // In each shard the bits begin within a byte and end within another one.
-    let mask = if is_masked { chunks(ids / 8 + 2 * parts) } else { 0 };
-    chunks(ids * manifest.id_bytes()) + mask
+/// Chunks of a store that so many ids of one shard that follow each other lie in at most, with their bits of the
+/// loss mask.
+fn chunks_within_max(store: &TokenStore, ids: u64) -> u64 {
+    // The bytes begin within a chunk and end within another one, as the bits do within bytes.
+    let chunks = |bytes: u64| bytes / store.chunk_bytes() + 2;
+    let mask = if is_masked(store) { chunks(ids / 8 + 2) } else { 0 };
+    chunks(ids * store.manifest().id_bytes()) + mask
+}
+
+/// How many more it may be where they lie in several shards: in each the last chunk is shorter than others, and
+/// so is the last byte of the mask.
+fn chunks_across_max(store: &TokenStore, ids: u64) -> u64 {
+    2 * runs_of(store) * (shards_of_ids_max(store.manifest(), ids).saturating_sub(1))
+}
+
+/// The first and last chunks of all shards, which these are.
+fn chunks_beside_ends(store: &TokenStore) -> u64 {
+    2 * runs_of(store) * store.manifest().shards.len() as u64
+}
+
+/// Runs of bytes that a window reads of a shard: its ids, and its bits of the loss mask.
+fn runs_of(store: &TokenStore) -> u64 {
+    1 + u64::from(is_masked(store))
+}
+
+fn is_masked(store: &TokenStore) -> bool {
+    store.manifest().shards.iter().any(|shard| shard.has_loss_mask)
 }
 
 /// Shards that so many ids that follow each other lie in at most: all ids of those between the first and
