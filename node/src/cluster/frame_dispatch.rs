@@ -33,12 +33,10 @@ use super::device::{DeviceOutput, OfferedSnapshot, OutputsClosed};
 use super::device_error::WorkerDeviceError;
 use super::tensor_links::TensorLinks;
 
-/// Frames that wait for the dispatcher. When there are more the device thread waits for it: a
-/// device that is so far ahead of its network has nothing to gain.
-const FRAMES_QUEUED_MAX: usize = 64;
-/// Messages of gradients that wait for their thread, each of at most 16 MiB: the gradient of a
-/// stage of 2^32 floats for four receivers. They share the memory of the gradient.
-const GRADIENTS_MAX: usize = 4096;
+/// Messages that wait for a thread that sends them: the boundary tensors of a step of as many microbatches, or the
+/// gradient of a stage of 2^32 floats for four receivers, in messages of 16 MiB. The device thread does not
+/// wait for its network below that: it answers what the next plan is made of.
+const MESSAGES_QUEUED_MAX: usize = 4096;
 
 /// Carries frames to other workers. One that cannot be sent is dropped: its receiver is lost, or will be,
 /// and the plan ends with it.
@@ -141,10 +139,10 @@ impl<R: FrameCarrier> FrameDispatcher<R> {
     pub(super) fn send(&mut self, to: NodeId, mut frame: PeerFrame) -> Result<(), OutputsClosed> {
         let Some((lane, unsent)) = self.unsent.admit(to, &mut frame.body) else { return Ok(()) };
         let (queue, thread) = match lane {
-            FrameLane::Pass { .. } => (&mut self.queue, ("frame-sender", FRAMES_QUEUED_MAX)),
-            FrameLane::Copy => (&mut self.gradients, ("gradients", GRADIENTS_MAX)),
-            FrameLane::Follower => (&mut self.updates, ("updates", GRADIENTS_MAX)),
-            FrameLane::Exchange => (&mut self.exchanges, ("exchanges", FRAMES_QUEUED_MAX)),
+            FrameLane::Pass { .. } => (&mut self.queue, "frame-sender"),
+            FrameLane::Copy => (&mut self.gradients, "gradients"),
+            FrameLane::Follower => (&mut self.updates, "updates"),
+            FrameLane::Exchange => (&mut self.exchanges, "exchanges"),
         };
         let is_pass = matches!(lane, FrameLane::Pass { .. });
         let waits_for_nothing = lane == FrameLane::Pass { is_on_device: false };
@@ -168,12 +166,8 @@ impl<R: FrameCarrier> FrameDispatcher<R> {
 
 impl<R: FrameCarrier> FrameForwarder<R> {
     /// The queue of a new thread. Without one the device thread waits itself.
-    fn start(
-        &self,
-        (name, items_max): (&str, usize),
-        links: Option<TensorLinks>,
-    ) -> Option<DispatchQueue> {
-        let (queue, items): (DispatchQueue, _) = sync_channel(items_max);
+    fn start(&self, name: &str, links: Option<TensorLinks>) -> Option<DispatchQueue> {
+        let (queue, items): (DispatchQueue, _) = sync_channel(MESSAGES_QUEUED_MAX);
         let forwarder = self.clone();
         let carry = move || {
             while let Ok((to, item)) = items.recv() {
@@ -217,7 +211,8 @@ impl<R: FrameCarrier> FrameForwarder<R> {
                 (self.frames_of(to, frame)?, generation, unsent)
             }
         };
-        for frame in frames {
+        let is_superseded = generation.is_some_and(|of| *self.in_force.borrow() > of);
+        for frame in frames.into_iter().filter(|_| !is_superseded) {
             self.carrier.submit_blocking(to, frame, superseded(self.in_force.clone(), generation));
         }
         Ok(())
@@ -257,8 +252,8 @@ impl<R: FrameCarrier> FrameForwarder<R> {
     }
 }
 
-/// Ready once a plan behind that of `generation` is in force, or the worker has ended; never without one.
+/// Ready once a plan behind that of `generation` is in force; never without one.
 async fn superseded(mut in_force: watch::Receiver<Generation>, generation: Option<Generation>) {
     let Some(generation) = generation else { return pending().await };
-    let _ended = in_force.wait_for(|in_force| *in_force > generation).await;
+    let _ended_or_superseded = in_force.wait_for(|in_force| *in_force > generation).await;
 }
