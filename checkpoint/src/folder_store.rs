@@ -24,6 +24,7 @@ use crate::index::{Index, IndexChange};
 use crate::index_rows;
 use crate::manifest::Manifest;
 use crate::names::{CheckpointId, ChunkDamage, ChunkHash, PieceName, PieceRecord};
+use crate::panics;
 use crate::retention::{Removal, RemovalTarget, StoreInventory};
 use crate::store::{
     CheckpointStore, check_chunk, check_length, check_piece_length, chunk_lengths, hash_chunk,
@@ -85,7 +86,10 @@ impl<I: Index> FolderStore<I> {
             return Err(failed(DatabaseFault::Lost { file: path.clone() }));
         }
         let index = I::open(files, &path).map_err(failed)?;
-        index_rows::check(&index).map_err(failed)?;
+        let rows = panics::opened(|| index_rows::check(&index)).unwrap_or_else(|| {
+            Err(DatabaseFault::Damaged { reason: "its rows cannot be read".to_owned() })
+        });
+        rows.map_err(failed)?;
         Ok(Self {
             folder: folder.to_owned(),
             index,

@@ -14,6 +14,7 @@
 
 pub mod checked_json;
 pub mod node_record;
+pub mod stores;
 
 use std::env;
 use std::fs::{self, OpenOptions, TryLockError};

@@ -24,8 +24,8 @@ use zbelastic_checkpoint::{CheckpointStoreError, SledStore, aside_of, move_aside
 use zbelastic_policy::store_opening::{ASIDE_MAX, StoreOpeningFault};
 use zbelastic_types::{ClusterId, NodeId};
 
-use zbelastic_node_folder::NodeDataFolder;
-use zbelastic_node_folder::checked_json::{self, CheckedError};
+use crate::NodeDataFolder;
+use crate::checked_json::{self, CheckedError};
 
 /// The file that holds where the store was last.
 const FILE: &str = "store.json";
@@ -260,20 +260,16 @@ impl OpenStores {
         Ok(store)
     }
 
-    /// Puts the damaged store in a folder aside under a number, and begins another one. Yields where the
-    /// damaged one is.
+    /// Puts the damaged store in a folder aside under a number; the next that is opened there is another one.
+    /// Yields where the damaged one is.
     ///
     /// # Errors
-    /// If it cannot be moved, or the other one not be opened.
-    pub fn begin_anew(
-        &mut self,
-        folder: &Path,
-        number: u32,
-    ) -> Result<(Arc<SledStore>, PathBuf), StoreOpenError> {
+    /// If it cannot be moved.
+    pub fn put_aside(&mut self, folder: &Path, number: u32) -> Result<PathBuf, StoreOpenError> {
         let aside = aside_of(folder, number);
         let moved = move_aside(folder, &aside);
         moved.map_err(|source| StoreOpenError::Folder { folder: folder.to_owned(), source })?;
-        Ok((self.get(folder)?, aside))
+        Ok(aside)
     }
 
     /// The store in a folder is opened anew the next time. It is closed once nobody reads from it.

@@ -37,7 +37,6 @@ mod shard_fetch;
 pub mod signals;
 mod solver;
 mod start;
-pub mod stores;
 mod tensor_links;
 pub mod threads;
 mod violations;

@@ -5,7 +5,7 @@ use zbelastic_checkpoint::{CheckpointId, StoreInventory};
 use zbelastic_types::Step;
 
 /// What is known of the time at which the store here was begun, no later than this process was.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AsideRetention {
     /// The newest checkpoint, or one that was to become one, when the cluster first named those that
     /// it refers to.

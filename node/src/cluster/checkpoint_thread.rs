@@ -41,10 +41,10 @@ use zbelastic_wire::{
 
 use super::disk_space::{DiskSpaceShortage, NodeDisks};
 use super::scrub::scrub;
-use super::stores::{OpenStores, StoreOpenError};
 use aside_stores::AsideStores;
 use store_in_use::StoreKeeper;
 use zbelastic_machine::unused_data::collect_data;
+use zbelastic_node_folder::stores::{OpenStores, StoreOpenError};
 use zbelastic_policy::WorkCounter;
 
 /// Commands that wait for the disk at once: the pieces of two checkpoints of the largest model.
@@ -484,8 +484,8 @@ pub async fn collect_now(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::stores::StoreLocations;
     use zbelastic_node_folder::NodeDataFolder;
+    use zbelastic_node_folder::stores::StoreLocations;
     use zbelastic_trainer::elastic::LayerImage;
     use zbelastic_types::{LayerId, RunId, Step};
 

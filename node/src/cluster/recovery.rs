@@ -33,9 +33,9 @@ use zbelastic_wire::document::JobDocument;
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail, cannot_write};
 
 use super::membership_failure::{cannot_certify, cannot_keep, unreadable};
-use super::stores::StoreLocations;
 use super::{ADMIN_NODE, FIRST_NODE};
 use zbelastic_node_folder::node_record::{NewNode, NodeRecord};
+use zbelastic_node_folder::stores::StoreLocations;
 use zbelastic_node_folder::{AdminFile, NodeDataFolder};
 
 pub use changeover::finish;

@@ -36,7 +36,6 @@ use super::process_exit::{NodeSignal, ProcessExit};
 use super::record_writer::RecordWriter;
 use super::recovery;
 use super::solver::SolverThread;
-use super::stores::{OpenStores, StoreLocations, StoreOpenError};
 use super::worker::{self, WorkerParts, WorkerSetup};
 use zbelastic_machine::data_fetch::DataSettings;
 use zbelastic_machine::machine_id::machine_number;
@@ -44,6 +43,7 @@ use zbelastic_machine::own_address::reachable_addresses;
 use zbelastic_machine::peak_rates::PeakRatesByPrecision;
 use zbelastic_node_folder::NodeDataFolder;
 use zbelastic_node_folder::node_record::NodeRecord;
+use zbelastic_node_folder::stores::{OpenStores, StoreLocations, StoreOpenError};
 
 /// Writes that may be under way before a leader steps down, in ticks: disks of shared machines need
 /// their time.
@@ -185,7 +185,8 @@ fn open_store(
     let is_taken = |number: u32| aside_of(&store_folder, number).exists();
     match after_fault(damage.opening_fault(), store_folder == folder.store(), is_taken) {
         StoreOpeningAction::BeginAnew { aside } => {
-            let begun = stores.begin_anew(&store_folder, aside);
+            let begun = stores.put_aside(&store_folder, aside);
+            let begun = begun.and_then(|aside| Ok((stores.get(&store_folder)?, aside)));
             let (store, aside) = begun.map_err(|error| storage("the store", false, &error))?;
             Ok(OpenedStore::Replaced { store, damage, aside })
         }

@@ -12,7 +12,7 @@ use zbelastic_checkpoint::{
 };
 use zbelastic_kernels::HostFloats;
 use zbelastic_node::cluster::recovery::CheckpointDocument;
-use zbelastic_node::cluster::stores::{StoreLocations, StoreOpenError};
+use zbelastic_node_folder::stores::{StoreLocations, StoreOpenError};
 use zbelastic_node_folder::{FolderLock, NodeDataFolder};
 use zbelastic_trainer::digest::{StateDigest, state_digest};
 use zbelastic_trainer::elastic::{ImageError, LayerAssembler};

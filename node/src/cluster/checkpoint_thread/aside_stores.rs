@@ -13,7 +13,7 @@ use zbelastic_policy::store_opening::ASIDE_MAX;
 use zbelastic_wire::FreedSpace;
 
 use super::StoreEvent;
-use crate::cluster::stores::StoreOpenError;
+use zbelastic_node_folder::stores::StoreOpenError;
 
 /// Stores that were put aside beside the one in use.
 pub(super) struct AsideStores {
@@ -78,8 +78,8 @@ mod tests {
 
     use super::*;
     use crate::cluster::checkpoint_thread::{CheckpointThread, collect_now};
-    use crate::cluster::stores::{OpenStores, StoreLocations};
     use zbelastic_node_folder::NodeDataFolder;
+    use zbelastic_node_folder::stores::{OpenStores, StoreLocations};
 
     #[test]
     fn a_store_that_was_put_aside_goes_when_newer_checkpoints_have_replaced_its_own() {

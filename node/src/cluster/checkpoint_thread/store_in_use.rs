@@ -14,7 +14,7 @@ use zbelastic_types::Bytes;
 
 use super::aside_stores::AsideStores;
 use super::{StoreEvent, StoreInUse};
-use crate::cluster::stores::{OpenStores, StoreOpenError};
+use zbelastic_node_folder::stores::{OpenStores, StoreOpenError};
 
 /// Handles of a store that nobody reads from: that of the open stores, and that of the store in use.
 const OWN_HANDLES: usize = 2;
@@ -27,6 +27,8 @@ pub(super) struct StoreKeeper {
     in_use: watch::Sender<StoreInUse>,
     asides: AsideStores,
     reopening: StoreReopening,
+    /// The damage of the store that was put aside, and where it lies, until another one is opened in its place.
+    put_aside: Option<(StoreOpenError, PathBuf)>,
     /// The moment from which the times of `reopening` count.
     begun: Instant,
 }
@@ -43,7 +45,8 @@ impl StoreKeeper {
             Err((folder, fault)) => (folder, None, StoreReopening::of_closed(fault)),
         };
         let (in_use, receiver) = watch::channel(store);
-        (Self { stores, folder, in_use, asides, reopening, begun: Instant::now() }, receiver)
+        let begun = Instant::now();
+        (Self { stores, folder, in_use, asides, reopening, put_aside: None, begun }, receiver)
     }
 
     /// The store in use.
@@ -70,6 +73,7 @@ impl StoreKeeper {
         }
         self.folder = folder;
         self.reopening = StoreReopening::default();
+        self.put_aside = None;
         self.open()
     }
 
@@ -92,10 +96,7 @@ impl StoreKeeper {
     /// Opens the store, or begins another one if it is damaged.
     fn open(&mut self) -> Option<StoreEvent> {
         let error = match self.stores.get(&self.folder) {
-            Ok(store) => {
-                self.publish(store);
-                return None;
-            }
+            Ok(store) => return self.publish(store),
             Err(error) => error,
         };
         let is_taken = |number| aside_of(&self.folder, number).exists();
@@ -108,12 +109,14 @@ impl StoreKeeper {
     }
 
     fn begin_anew(&mut self, damage: StoreOpenError, aside: u32) -> Option<StoreEvent> {
-        match self.stores.begin_anew(&self.folder, aside) {
-            Ok((store, aside)) => {
-                self.asides.note_begun();
-                self.publish(store);
-                Some(StoreEvent::Replaced { damage, aside })
-            }
+        let begun = self.stores.put_aside(&self.folder, aside).and_then(|aside| {
+            // From now on pieces lie there, also if no other store can be opened.
+            self.asides.note_begun();
+            self.put_aside = Some((damage, aside));
+            self.stores.get(&self.folder)
+        });
+        match begun {
+            Ok(store) => self.publish(store),
             Err(error) => {
                 let is_news = self.reopening.note_closed(error.opening_fault());
                 self.stay_closed(error, is_news)
@@ -126,9 +129,12 @@ impl StoreKeeper {
         is_news.then(|| StoreEvent::Failed { failure: error.into() })
     }
 
-    fn publish(&mut self, store: Arc<SledStore>) {
+    /// Has the store used. Yields the damage of the one before, if it was put aside for this one.
+    fn publish(&mut self, store: Arc<SledStore>) -> Option<StoreEvent> {
         self.reopening.note_open(self.begun.elapsed());
         self.in_use.send_replace(Some(store));
+        let (damage, aside) = self.put_aside.take()?;
+        Some(StoreEvent::Replaced { damage, aside })
     }
 }
 
@@ -141,11 +147,12 @@ mod tests {
     use zbelastic_node_folder::NodeDataFolder;
     use zbelastic_policy::aside::AsideRetention;
     use zbelastic_policy::store_opening::ASIDE_MAX;
+    use zbelastic_policy::store_reopening::REOPEN_PAUSE_MAX;
     use zbelastic_types::{Digest, LayerId, RunId, Step};
 
     use super::*;
     use crate::cluster::checkpoint_thread::StoreWriteError;
-    use crate::cluster::stores::StoreLocations;
+    use zbelastic_node_folder::stores::StoreLocations;
 
     fn version(version: u64) -> CheckpointId {
         CheckpointId { run: RunId(1), version: Step(version) }
@@ -177,10 +184,12 @@ mod tests {
         store.put(name(9), &[9; 10]).expect_err("it stops");
     }
 
-    /// Makes an attempt as if the pause were over.
+    /// Makes the attempts that damage is found by, as if the pauses before were over.
     fn reopen(kept: &mut StoreKeeper) -> Option<StoreEvent> {
-        kept.reopening = StoreReopening::default();
-        kept.reopen()
+        (0..2).find_map(|_| {
+            kept.begun -= REOPEN_PAUSE_MAX;
+            kept.reopen()
+        })
     }
 
     #[test]
@@ -250,6 +259,36 @@ mod tests {
         assert!(in_use.borrow().is_some());
     }
 
+    /// The store is moved, and none can be opened in its place yet: that it lies aside is not forgotten.
+    #[test]
+    fn a_store_that_was_put_aside_is_reported_once_another_one_is_opened() {
+        let data = tempfile::tempdir().expect("a folder");
+        let (mut kept, asides, in_use) = keeper(data.path());
+        let folder = data.path().join("disk/one");
+        assert!(kept.use_folder(folder.clone()).is_none());
+        let other = AsideRetention::default();
+        fs::create_dir(aside_of(&folder, 1)).expect("writable");
+        kept.collect_asides(&[version(4)], &mpsc::channel(4).0);
+        assert_ne!(*asides.borrow(), other);
+        damage(&kept, &folder);
+        kept.in_use.send_replace(None);
+        kept.stores.forget(&folder);
+        let found = kept.stores.get(&folder).expect_err("it is damaged");
+        // Where the last store was cannot be read for a while.
+        let note = data.path().join("store.json");
+        fs::rename(&note, data.path().join("away")).expect("it is there");
+        fs::create_dir(&note).expect("writable");
+        let event = kept.begin_anew(found, 2);
+        assert!(matches!(event, Some(StoreEvent::Failed { .. })), "{event:?}");
+        assert!(aside_of(&folder, 2).is_dir() && in_use.borrow().is_none());
+        assert_eq!(*asides.borrow(), other, "nothing that lies there may go");
+        fs::remove_dir(&note).expect("it is there");
+        fs::rename(data.path().join("away"), &note).expect("it is there");
+        let event = reopen(&mut kept);
+        assert!(matches!(event, Some(StoreEvent::Replaced { .. })), "{event:?}");
+        assert!(in_use.borrow().is_some() && reopen(&mut kept).is_none());
+    }
+
     #[test]
     fn another_store_is_put_aside_as_well_and_one_that_is_not_there_is_tried_again() {
         let data = tempfile::tempdir().expect("a folder");
@@ -259,12 +298,14 @@ mod tests {
         damage(&kept, &other);
         assert!(kept.use_folder(data.path().join("store")).is_none());
         kept.stores.forget(&other);
-        assert!(matches!(kept.use_folder(other), Some(StoreEvent::Replaced { .. })));
+        assert!(kept.use_folder(other).is_none(), "damage is found twice");
+        assert!(matches!(reopen(&mut kept), Some(StoreEvent::Replaced { .. })));
         let blocked = data.path().join("file/one");
         fs::write(data.path().join("file"), "in the way").expect("writable");
         let event = kept.use_folder(blocked.clone());
         assert!(matches!(event, Some(StoreEvent::Failed { .. })), "{event:?}");
         fs::remove_file(data.path().join("file")).expect("it is there");
+        kept.begun -= REOPEN_PAUSE_MAX;
         assert!(kept.reopen().is_none());
         assert_eq!(in_use.borrow().as_ref().expect("opened").folder(), blocked);
         // It is closed again, and the next attempt is not due, when another job names it.

@@ -14,8 +14,8 @@ use crate::cluster::node_record::NodeRecordWriter;
 use crate::cluster::process_exit::NodeSignal;
 use crate::cluster::record_writer::{RecordWriteReport, RecordWriter};
 use crate::cluster::solver::{SolverAnswer, SolverThread};
-use crate::cluster::stores::StoreLocations;
 use zbelastic_node_folder::node_record::NodeRecord;
+use zbelastic_node_folder::stores::StoreLocations;
 
 /// The setup that a controller is started with.
 pub struct ControllerSetup {

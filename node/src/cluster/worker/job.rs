@@ -28,12 +28,12 @@ use crate::cluster::device::{DeviceInput, DeviceJob};
 use crate::cluster::kept_data::{DataRoute, keep_data};
 use crate::cluster::process_exit::ProcessExit;
 use crate::cluster::shard_fetch::{RoundOutcome, ShardFetch, ShardRound};
-use crate::cluster::stores::StoreLocations;
 use zbelastic_config::NoticePolicy;
 use zbelastic_kernels::Precision;
 use zbelastic_machine::data_fetch::DataSettings;
 use zbelastic_machine::device_links::LinkPlan;
 use zbelastic_machine::second_store::SECOND_STORE;
+use zbelastic_node_folder::stores::StoreLocations;
 use zbelastic_policy::WorkCounter;
 
 /// Commands held back while a job's text is fetched. A session gives a handful for each plan;

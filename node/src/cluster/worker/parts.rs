@@ -16,8 +16,8 @@ use crate::cluster::checkpoint_thread::{CheckpointThread, StoreEvent};
 use crate::cluster::journal::Journal;
 use crate::cluster::node_record::NodeRecordWriter;
 use crate::cluster::process_exit::NodeSignal;
-use crate::cluster::stores::StoreLocations;
 use zbelastic_node_folder::node_record::NodeRecord;
+use zbelastic_node_folder::stores::StoreLocations;
 
 /// The setup that a worker is started with.
 pub struct WorkerSetup {
