@@ -3,8 +3,7 @@
 //!
 //! A damaged store is put aside and another one is begun in its place, as at a start
 //! ([`crate::store_opening`]). The pause doubles with each attempt until a store stands open for the
-//! longest one, and damage counts once two attempts in a row find it: a medium that fails for a moment may end the log
-//! of a sound index early. So neither a disk that refuses everything nor one that damages each store is opened in a
+//! longest one: neither a disk that refuses everything nor one that damages each store is opened in a
 //! loop. No attempt is the last: after a disk is mounted, or the stores that lie aside are removed, the
 //! node need not be started again.
 
@@ -32,8 +31,6 @@ pub struct StoreReopening {
     opened_at: Option<Duration>,
     /// The fault of the attempts since then that was reported.
     reported: Option<StoreOpeningFault>,
-    /// Whether the last attempt found damage.
-    has_found_damage: bool,
 }
 
 /// The decision about a store that could not be opened again.
@@ -55,13 +52,7 @@ impl StoreReopening {
     /// Of a store that could not be opened for this fault, which was reported.
     #[must_use]
     pub const fn of_closed(fault: StoreOpeningFault) -> Self {
-        Self {
-            attempts: 0,
-            next_at: Duration::ZERO,
-            opened_at: None,
-            reported: Some(fault),
-            has_found_damage: false,
-        }
+        Self { attempts: 0, next_at: Duration::ZERO, opened_at: None, reported: Some(fault) }
     }
 
     /// The store is closed, or has stopped, and its disk has space. Yields whether an attempt to open it
@@ -84,7 +75,6 @@ impl StoreReopening {
     pub const fn note_open(&mut self, now: Duration) {
         self.opened_at = Some(now);
         self.reported = None;
-        self.has_found_damage = false;
     }
 
     /// The attempt failed. `is_taken` returns whether a store put aside has this number.
@@ -93,10 +83,6 @@ impl StoreReopening {
         fault: StoreOpeningFault,
         is_taken: impl Fn(u32) -> bool,
     ) -> StoreReopeningAction {
-        let is_damage = fault == StoreOpeningFault::Damage;
-        if !std::mem::replace(&mut self.has_found_damage, is_damage) && is_damage {
-            return StoreReopeningAction::StayClosed { is_news: false };
-        }
         match after_fault(fault, false, is_taken) {
             StoreOpeningAction::BeginAnew { aside }
                 if !mutant::is(Mutant::M66DamageStaysClosed) =>
@@ -172,14 +158,10 @@ mod tests {
         let mut reopening = StoreReopening::default();
         let closed = |is_news| StoreReopeningAction::StayClosed { is_news };
         for taken in 0..ASIDE_MAX {
-            assert_eq!(reopening.after_fault(DAMAGE, |_| false), closed(false), "it is found once");
-            assert!(reopening.after_fault(IO, |_| false) != closed(false), "or not at all");
-            assert_eq!(reopening.after_fault(DAMAGE, |_| false), closed(false));
             let action = reopening.after_fault(DAMAGE, |number| number <= taken);
             assert_eq!(action, StoreReopeningAction::BeginAnew { aside: taken + 1 });
             reopening.note_open(Duration::ZERO);
         }
-        assert_eq!(reopening.after_fault(DAMAGE, |_| true), closed(false), "it is found once");
         assert_eq!(reopening.after_fault(DAMAGE, |_| true), closed(true));
         assert_eq!(reopening.after_fault(DAMAGE, |_| true), closed(false));
         // Somebody removed one.

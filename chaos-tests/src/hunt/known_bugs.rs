@@ -414,8 +414,9 @@ impl KnownBug {
             | Self::Mutant(Mutant::M33ScrubIsSilent)
             | Self::Mutant(Mutant::M54WholeCopiesOnly) => &[Invariant::H3],
             Self::Mutant(Mutant::M34FirstNodesOnly) => &[Invariant::H6],
-            Self::Mutant(Mutant::M35DamagedIndexRefuses)
-            | Self::Mutant(Mutant::M57IoFaultRefuses) => &[Invariant::H9],
+            // What it does to a store that is opened again it does at a start as well.
+            Self::Mutant(Mutant::M35DamagedIndexRefuses) => &[Invariant::H9, Invariant::H15],
+            Self::Mutant(Mutant::M57IoFaultRefuses) => &[Invariant::H9],
             Self::Mutant(Mutant::M36AnyCloseEnds) | Self::Mutant(Mutant::M39LossOfAnybody) => {
                 &[Invariant::H10]
             }

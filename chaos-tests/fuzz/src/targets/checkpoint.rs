@@ -66,8 +66,11 @@ thread_local! {
 
 /// The result of a read from a store that holds nothing but this row.
 fn with_row<T>(row: IndexRow, read: impl FnOnce(&FolderStore<SingleRowDatabase>) -> T) -> T {
-    ROW.set(row);
-    STORE.with(read)
+    STORE.with(|store| {
+        // Behind opening, which reads every row.
+        ROW.set(row);
+        read(store)
+    })
 }
 
 /// The version under which every manifest's row is put.
