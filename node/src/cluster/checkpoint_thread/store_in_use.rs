@@ -27,7 +27,7 @@ pub(super) struct StoreKeeper {
     in_use: watch::Sender<StoreInUse>,
     asides: AsideStores,
     reopening: StoreReopening,
-    /// The damage of the store that was put aside, and where it lies, until another one is opened in its place.
+    /// The damage of the store that was put aside, and where it lies, until another one is opened.
     put_aside: Option<(StoreOpenError, PathBuf)>,
     /// The moment from which the times of `reopening` count.
     begun: Instant,
@@ -73,7 +73,6 @@ impl StoreKeeper {
         }
         self.folder = folder;
         self.reopening = StoreReopening::default();
-        self.put_aside = None;
         self.open()
     }
 
@@ -260,6 +259,13 @@ mod tests {
     /// The store is moved, and none can be opened in its place yet: that it lies aside is not forgotten.
     #[test]
     fn a_store_that_was_put_aside_is_reported_once_another_one_is_opened() {
+        for is_named_again in [false, true] {
+            check_that_it_is_reported_later(is_named_again);
+        }
+    }
+
+    /// The other one is opened by an attempt, or because a job names the folder again.
+    fn check_that_it_is_reported_later(is_named_again: bool) {
         let data = tempfile::tempdir().expect("a folder");
         let (mut kept, asides, in_use) = keeper(data.path());
         let folder = data.path().join("disk/one");
@@ -282,7 +288,7 @@ mod tests {
         assert_eq!(*asides.borrow(), other, "nothing that lies there may go");
         fs::remove_dir(&note).expect("it is there");
         fs::rename(data.path().join("away"), &note).expect("it is there");
-        let event = reopen(&mut kept);
+        let event = if is_named_again { kept.use_folder(folder) } else { reopen(&mut kept) };
         assert!(matches!(event, Some(StoreEvent::Replaced { .. })), "{event:?}");
         assert!(in_use.borrow().is_some() && reopen(&mut kept).is_none());
     }
