@@ -17,7 +17,7 @@ use super::poll_outcome::{NextPoll, PollOutcome};
 use super::poll_timings::PollTimings;
 use super::probe::cloud_of;
 use super::reported_events::EventId;
-use super::{Cloud, NoticeReport, NoticeSettings, NoticeSource};
+use super::{Cloud, NoticeReport, NoticeSettings};
 
 /// Starts to listen, until the receiver of reports or the sender of acknowledgements is dropped. A
 /// request under way is not broken off: the thread ends with its answer, or with the process.
@@ -59,15 +59,12 @@ fn watched_cloud(
     reports: &Sender<NoticeReport>,
     acknowledged: &Receiver<EventId>,
 ) -> Option<Cloud> {
-    for probes in 1.. {
+    for probes in 1..=settings.pace.probes_max {
         if let Some(cloud) = cloud_of(client, settings) {
             return reports.blocking_send(NoticeReport::Watching(cloud)).ok().map(|()| cloud);
         }
         if probes == 1 {
             reports.blocking_send(NoticeReport::NoCloud).ok()?;
-        }
-        if probes >= settings.pace.probes_max || settings.source == NoticeSource::None {
-            break;
         }
         match acknowledged.recv_timeout(settings.pace.fault_wait(probes)) {
             Ok(_) | Err(RecvTimeoutError::Timeout) => {}

@@ -31,7 +31,7 @@ use zbelastic_transport::{
 use zbelastic_types::{ChunkIndex, Generation, LayerId, NodeId, SliceIndex, StageIndex};
 
 use crate::messages::{LayerMessage, decode, encode};
-use assembly::AssembledFrame;
+use assembly::{AssembledFrame, PieceHeader};
 pub use assembly::{FrameAssembly, FramePiece};
 pub use class_name::FrameClassName;
 pub use links::{AnnouncedTensor, LinkBody, LinkFrame};
@@ -504,7 +504,8 @@ pub fn incoming(frame: ReceivedFrame) -> Result<IncomingFrame, FrameFault> {
     let piece_of = |kind, of, piece, floats: Result<FramePart, FrameFault>| {
         check_class(class, kind, generation)?;
         let floats = floats?;
-        Ok(FramePiece { generation, sender, of, piece, floats }.whole_if_alone())
+        let header = PieceHeader { generation, sender, of };
+        Ok(FramePiece { header, piece, floats }.whole_if_alone())
     };
     let body = match body {
         TensorFrameHeaderBody::Frame { turn, lap: mode, flow, pass } => {

@@ -173,8 +173,8 @@ pub struct CheckpointThread {
 
 impl CheckpointThread {
     /// Starts the thread of a node's stores, of which `store` is used, or the one in a folder once it can
-    /// be opened, which failed for a fault that was reported; text lies in the folder `data`; and one that reads all of it again now and then. They
-    /// have a raised nice value, so that passes run first.
+    /// be opened, which failed for a fault that was reported; text lies in the folder `data`; and one that
+    /// reads all of it again now and then. They have a raised nice value, so that passes run first.
     ///
     /// # Errors
     /// If they cannot be started.

@@ -44,7 +44,7 @@ pub(super) trait FrameCarrier: Clone + Send + 'static {
     /// Enqueues a frame, or gives it back if its receiver's queue has no space.
     fn submit(&self, to: NodeId, frame: OutgoingFrame) -> Option<OutgoingFrame>;
 
-    /// Waits until the queue has space for a frame. Drops it once `superseded` is ready.
+    /// Waits until the queue has space for a frame. Drops it if `superseded` is ready, or becomes so.
     fn submit_blocking(
         &self,
         to: NodeId,
@@ -211,8 +211,7 @@ impl<R: FrameCarrier> FrameForwarder<R> {
                 (self.frames_of(to, frame)?, generation, unsent)
             }
         };
-        let is_superseded = generation.is_some_and(|of| *self.in_force.borrow() > of);
-        for frame in frames.into_iter().filter(|_| !is_superseded) {
+        for frame in frames {
             self.carrier.submit_blocking(to, frame, superseded(self.in_force.clone(), generation));
         }
         Ok(())

@@ -282,8 +282,8 @@ impl FrameSender {
     }
 
     /// Enqueues a frame once there is space for it in the queue to a peer, or in the one that is held for its
-    /// connection. Drops it if the connection ends, if frames to the peer are held no more, or once
-    /// `superseded` is ready.
+    /// connection. Drops it if `superseded` is ready or becomes so, if the connection ends, or if frames to the peer
+    /// are held no more.
     ///
     /// # Panics
     /// On a thread that runs tasks: it blocks.
@@ -297,8 +297,8 @@ impl FrameSender {
         self.runtime.block_on(async {
             tokio::select! {
                 biased;
-                _queued_or_lost = queue.send(frame) => {}
                 () = superseded => {}
+                _queued_or_lost = queue.send(frame) => {}
             }
         });
     }

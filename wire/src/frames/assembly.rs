@@ -48,12 +48,25 @@ impl AssembledFrame {
     }
 }
 
-/// A piece of a worker's frame. Its length is the one that its number has under the plan.
-#[derive(Clone, Debug, PartialEq)]
-pub struct FramePiece {
+/// The frame that a piece is of.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct PieceHeader {
     pub(super) generation: Generation,
     pub(super) sender: Holder,
     pub(super) of: AssembledFrame,
+}
+
+impl PieceHeader {
+    fn frame(self, floats: Vec<f32>) -> PeerFrame {
+        let Self { generation, sender, of } = self;
+        PeerFrame { generation, sender, body: of.of_floats(floats) }
+    }
+}
+
+/// A piece of a worker's frame. Its length is the one that its number has under the plan.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FramePiece {
+    pub(super) header: PieceHeader,
     pub(super) piece: MessageNumber,
     /// They follow on those of the piece before.
     pub(super) floats: FramePart,
@@ -63,36 +76,26 @@ impl FramePiece {
     /// The frame, if it is no more than this.
     pub(super) fn whole_if_alone(self) -> IncomingFrame {
         if self.piece.count > 1 {
-            return IncomingFrame::Piece(Box::new(self));
+            IncomingFrame::Piece(Box::new(self))
+        } else {
+            IncomingFrame::Whole(Box::new(self.header.frame(self.floats.into_vec())))
         }
-        let Self { generation, sender, of, floats, .. } = self;
-        let body = of.of_floats(floats.into_vec());
-        IncomingFrame::Whole(Box::new(PeerFrame { generation, sender, body }))
     }
 }
 
 /// Pieces that wait for the next.
 #[derive(Debug)]
 struct BegunFrame {
-    generation: Generation,
-    sender: Holder,
-    of: AssembledFrame,
+    header: PieceHeader,
     /// The last piece.
     piece: MessageNumber,
     floats: Vec<f32>,
 }
 
 impl BegunFrame {
-    fn of_first(piece: &FramePiece) -> Self {
-        let FramePiece { generation, sender, of, piece, .. } = *piece;
-        Self { generation, sender, of, piece, floats: Vec::new() }
-    }
-
     fn is_followed_by(&self, next: &FramePiece) -> bool {
         let MessageNumber { index, count } = self.piece;
-        let is_same =
-            (self.generation, self.sender, self.of) == (next.generation, next.sender, next.of);
-        is_same && next.piece == MessageNumber { index: index + 1, count }
+        self.header == next.header && next.piece == MessageNumber { index: index + 1, count }
     }
 }
 
@@ -105,21 +108,23 @@ pub struct FrameAssembly {
 
 impl FrameAssembly {
     /// Takes a piece; yields the frame if it was the last.
-    pub fn push(&mut self, piece: FramePiece) -> Option<PeerFrame> {
+    pub fn push(&mut self, next: FramePiece) -> Option<PeerFrame> {
+        let FramePiece { header, piece, .. } = next;
         // Workers of an earlier plan send no more.
-        self.under_way.retain(|_, begun| begun.generation >= piece.generation);
-        let key = (piece.sender.node, piece.of.urgency());
-        let begun = self.under_way.remove(&key).filter(|begun| begun.is_followed_by(&piece));
-        let is_first = piece.piece.index == 0;
-        let mut begun = begun.or_else(|| is_first.then(|| BegunFrame::of_first(&piece)))?;
-        begun.piece = piece.piece;
-        begun.floats.extend_from_slice(&piece.floats);
-        if begun.piece.index + 1 < begun.piece.count {
-            self.under_way.insert(key, begun);
+        self.under_way.retain(|_, begun| begun.header.generation >= header.generation);
+        let key = (header.sender.node, header.of.urgency());
+        let begun = self.under_way.remove(&key).filter(|begun| begun.is_followed_by(&next));
+        let mut floats = match begun {
+            Some(begun) => begun.floats,
+            None if piece.index == 0 => Vec::new(),
+            None => return None,
+        };
+        floats.extend_from_slice(&next.floats);
+        if piece.index + 1 < piece.count {
+            self.under_way.insert(key, BegunFrame { header, piece, floats });
             return None;
         }
-        let BegunFrame { generation, sender, of, floats, .. } = begun;
-        Some(PeerFrame { generation, sender, body: of.of_floats(floats) })
+        Some(header.frame(floats))
     }
 }
 
@@ -146,7 +151,8 @@ mod tests {
         let sender = Holder { node: NodeId(node), incarnation: Incarnation(1) };
         let piece = MessageNumber { index, count: 3 };
         let floats = floats.to_vec().into();
-        FramePiece { generation: Generation(1), sender, of, piece, floats }
+        let header = PieceHeader { generation: Generation(1), sender, of };
+        FramePiece { header, piece, floats }
     }
 
     fn contents(frame: Option<PeerFrame>) -> Vec<f32> {

@@ -64,6 +64,7 @@ pub(super) fn handle_result(
         ));
     }
 }
+
 async fn backfill(
     pieces: Vec<PieceRef>,
     (transport, checkpoint_thread): (&Transport, &CheckpointThread),

@@ -262,9 +262,9 @@ impl FrameCarrier for BoundedCarrier {
         runtime.block_on(async {
             tokio::select! {
                 biased;
+                () = superseded => {}
                 // A test that dropped the receiver has seen enough.
                 _gone = self.queue(to).send(number_of(&frame)) => {}
-                () = superseded => {}
             }
         });
     }
